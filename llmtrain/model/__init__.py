@@ -1,0 +1,29 @@
+"""The model: configuration, transformer, key/value cache, loss and accounting. Needs torch and nothing else of ours."""
+
+from llmtrain.model.accounting import (
+    TrainingMemory,
+    flops_per_token,
+    kv_cache_bytes_per_token,
+    parameter_count,
+    training_memory,
+)
+from llmtrain.model.cache import KVCache
+from llmtrain.model.config import ModelConfig, padded_vocab_size
+from llmtrain.model.loss import IGNORED, loss_sum, token_loss_sum
+from llmtrain.model.transformer import Transformer, build_model
+
+__all__ = [
+    "IGNORED",
+    "KVCache",
+    "ModelConfig",
+    "TrainingMemory",
+    "Transformer",
+    "build_model",
+    "flops_per_token",
+    "kv_cache_bytes_per_token",
+    "loss_sum",
+    "padded_vocab_size",
+    "parameter_count",
+    "token_loss_sum",
+    "training_memory",
+]

@@ -1,0 +1,296 @@
+"""The decoder-only transformer: Hugging Face Llama's names, config fields and arithmetic in plain `torch.nn`.
+
+Knows tensors and its own shape. Does not know tokenizers, files, optimisers, devices or adapters; what peft and
+transformers ask of a model (`get_input_embeddings`, `_tied_weights_keys`, …) is here because they look for it on the
+module itself.
+
+Shapes: B batch, T time, C hidden, H heads, K key/value heads, G = H/K group, D head size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from llmtrain.model.cache import CacheWrite, KVCache
+from llmtrain.model.config import ModelConfig
+from llmtrain.model.positions import rotary_table, rotate, sinusoidal_table
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight, the mean square in fp32 (Zhang & Sennrich, 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Grouped-query causal self-attention with rotary positions."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
+        )
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, write: CacheWrite | None) -> Tensor:
+        """(B, T, C) → (B, T, C); `rotation` is (cos, sin) in x's dtype, or None for sinusoidal positions."""
+        batch, time, _ = x.shape
+        query = self.q_proj(x).view(batch, time, self.heads, self.head_dim)
+        key = self.k_proj(x).view(batch, time, self.kv_heads, self.head_dim)
+        value = self.v_proj(x).view(batch, time, self.kv_heads, self.head_dim).transpose(1, 2)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = query.transpose(1, 2), key.transpose(1, 2)  # (B, H, T, D), (B, K, T, D)
+        if rotation is not None:
+            query, key = rotate(query, *rotation), rotate(key, *rotation)
+        mask, causal = None, time > 1
+        if write is not None:
+            key, value = write.store(self.layer, key, value)
+            mask, causal = write.mask, write.causal and time > 1
+        attended = self._attend(query, key, value, mask, causal)  # (B, H, T, D)
+        return self.o_proj(attended.transpose(1, 2).reshape(batch, time, -1))
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        group = self.heads // self.kv_heads
+        if group > 1 and query.shape[2] == 1:
+            # One new token per row: the G queries that share a key head become G "positions" that all see the same
+            # keys, so nothing is copied G times.
+            batch = query.shape[0]
+            grouped = query.reshape(batch, self.kv_heads, group, self.head_dim)
+            attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask)
+            return attended.reshape(batch, self.heads, 1, self.head_dim)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1)
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020, arXiv:2002.05202): down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., C) → (..., C)."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """One transformer layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, write: CacheWrite | None) -> Tensor:
+        """(B, T, C) → (B, T, C)."""
+        x = x + self._drop(self.self_attn(self.input_layernorm(x), rotation, write))
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, training=True) if self.dropout and self.training else x
+
+
+class Body(nn.Module):
+    """Everything but the output layer (Hugging Face's `LlamaModel`)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
+
+    def forward(self, input_ids: Tensor, write: CacheWrite | None = None) -> Tensor:
+        """(B, T) ids → (B, T, C) after the final norm."""
+        time = input_ids.shape[1]
+        positions = torch.arange(time, device=input_ids.device) if write is None else write.positions
+        x = self.embed_tokens(input_ids)
+        rotation = None
+        if self.config.position == "sinusoidal":
+            x = x + self._table(x.device)[0][positions].to(x.dtype)
+        else:
+            rotation = self._rotation(positions, x)
+        if self.config.dropout and self.training:
+            x = F.dropout(x, self.config.dropout, training=True)
+        recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+        for layer in self.layers:
+            x = checkpoint(layer, x, rotation, write, use_reentrant=False) if recompute else layer(x, rotation, write)
+        return self.norm(x)
+
+    def _rotation(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine at the positions, (T, D/2) or (B, 1, T, D/2), in the dtype the heads are computed in."""
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        cos, sin = (table[positions].to(dtype) for table in self._table(x.device))
+        return (cos[:, None], sin[:, None]) if positions.dim() == 2 else (cos, sin)
+
+    def _table(self, device: torch.device) -> tuple[Tensor, ...]:
+        if device not in self._tables:
+            with torch.inference_mode(False), torch.no_grad():
+                length = self.config.max_position_embeddings
+                if self.config.position == "sinusoidal":
+                    self._tables[device] = (sinusoidal_table(self.config, length, device),)
+                else:
+                    self._tables[device] = rotary_table(self.config, length, device)
+        return self._tables[device]
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model. Its state dict has exactly Hugging Face Llama's keys.
+
+    `forward` returns logits for every position; training and decoding call `hidden_states` and `logits` so that the
+    (B, T, V) tensor exists only where it is needed.
+    """
+
+    # Where a tied head takes its weight from: peft and safetensors look here.
+    _tied_weights_keys: dict[str, str] | None = None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Body(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Makes the output layer share the embedding table, if the config says so."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+            self._tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        cache: KVCache | None = None,
+        rows: tuple[int, int] | None = None,
+        new_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """Scores of every next token.
+
+        Args:
+            input_ids: (B, T) ids. T may not exceed `max_position_embeddings`.
+            cache: where keys and values of earlier tokens are and new ones go; see `hidden_states`.
+            rows: the block of cache rows that these B sequences occupy; default all.
+            new_lengths: how many of the T tokens are real in each row (the rest is right padding); default all.
+
+        Returns:
+            (B, T, V) logits in the model's dtype.
+        """
+        return self.logits(self.hidden_states(input_ids, cache=cache, rows=rows, new_lengths=new_lengths))
+
+    def hidden_states(
+        self,
+        input_ids: Tensor,
+        *,
+        cache: KVCache | None = None,
+        rows: tuple[int, int] | None = None,
+        new_lengths: Sequence[int] | None = None,
+    ) -> Tensor:
+        """(B, T) ids → (B, T, C) after the final norm. With a cache, row b's tokens continue at its length.
+
+        Raises:
+            ValueError: if the tokens do not fit the context or the cache; nothing is counted then.
+        """
+        time = input_ids.shape[1]
+        if cache is None:
+            if time > self.config.max_position_embeddings:
+                raise ValueError(
+                    f"{time} tokens exceed the model's context of {self.config.max_position_embeddings} "
+                    "(max_position_embeddings)."
+                )
+            return self.model(input_ids)
+        write = CacheWrite(cache, rows or (0, cache.batch_size), time, new_lengths)
+        if write.stop - write.start != input_ids.shape[0]:
+            raise ValueError(f"{input_ids.shape[0]} sequences do not fit {write.stop - write.start} cache rows.")
+        hidden = self.model(input_ids, write)
+        write.commit()
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(..., C) → (..., V)."""
+        return self.lm_head(hidden)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Recompute each layer's activations in backward instead of keeping them."""
+        return self.model.gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.model.gradient_checkpointing = value
+
+    # What peft asks of a causal language model.
+    def get_input_embeddings(self) -> nn.Module:
+        return self.model.embed_tokens
+
+    def set_input_embeddings(self, module: nn.Module) -> None:
+        self.model.embed_tokens = module  # type: ignore[assignment]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict:
+        """Only looked up by peft, never called: generation is `llmtrain.generation`'s."""
+        raise NotImplementedError("generate with llmtrain.generation.Engine")
+
+
+def build_model(
+    config: ModelConfig, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """A model with random weights; the same seed gives the same weights on every device and in every process.
+
+    | parameter | initial value |
+    |---|---|
+    | `embed_tokens` (and a tied `lm_head`) | normal, standard deviation `initializer_range` |
+    | `q_proj`, `k_proj`, `v_proj`, `gate_proj`, `up_proj`, an untied `lm_head` | normal, `initializer_range` |
+    | `o_proj`, `down_proj` | normal, `initializer_range` / √(2 · layers), for as many residual branches (GPT-2) |
+    | biases | 0 |
+    | all norms | 1 |
+    """
+    with torch.device("meta"):
+        model = Transformer(config)
+    model.to_empty(device="cpu")
+    model.tie_weights()
+    generator = torch.Generator().manual_seed(seed)
+    branch_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith(".bias"):
+                parameter.zero_()
+            else:
+                branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+                std = branch_std if branch else config.initializer_range
+                parameter.normal_(0.0, std, generator=generator)
+    return model.to(device=device, dtype=dtype)
