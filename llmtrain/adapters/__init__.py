@@ -1,0 +1,43 @@
+"""LoRA adapters: attach through peft, save, load, merge.
+
+`attach.py` needs peft, and imports it only while an adapter is attached; `deltas.py` reads and merges adapters with
+plain tensor arithmetic. Knows nothing of tokenizers, run folders or training.
+"""
+
+from llmtrain.adapters.attach import (
+    LINEAR_LAYERS,
+    Adapted,
+    adapter_config,
+    attach,
+    merged_state_dict,
+    save_adapter,
+)
+from llmtrain.adapters.deltas import (
+    ADAPTER_CONFIG_FILE,
+    AdapterDeltas,
+    AdapterError,
+    LowRank,
+    deltas_from,
+    has_adapter,
+    load_adapter_deltas,
+    merge_state_dict,
+    split_state_dict,
+)
+
+__all__ = [
+    "ADAPTER_CONFIG_FILE",
+    "LINEAR_LAYERS",
+    "Adapted",
+    "AdapterDeltas",
+    "AdapterError",
+    "LowRank",
+    "adapter_config",
+    "attach",
+    "deltas_from",
+    "has_adapter",
+    "load_adapter_deltas",
+    "merge_state_dict",
+    "merged_state_dict",
+    "save_adapter",
+    "split_state_dict",
+]

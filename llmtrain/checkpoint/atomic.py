@@ -1,0 +1,131 @@
+"""Folders that appear whole or not at all: written beside their final name, then exchanged with it.
+
+Knows files, folders and free space; deliberately knows nothing of models, tensors or what the files mean.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmtrain.checkpoint.errors import ModelFolderError
+
+# What a file system needs besides the bytes themselves: tables, journals, the small text files of a folder.
+_FREE_SPACE_MARGIN = 16 * 2**20
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+@contextmanager
+def whole_folder(folder: str | Path, *, marker: str, needed_bytes: int = 0) -> Iterator[Path]:
+    """Yield an empty folder to write into; on leaving, it takes the place of `folder` in one step.
+
+    A reader sees the old folder or the new one, never a mixture, and a kill at any moment leaves the old one.
+    If the body raises, nothing changes and what was written is removed.
+
+    Args:
+        folder: The final place. Links are followed, parents are created.
+        marker: Name of a file that shows that an existing folder was written here and may be replaced.
+        needed_bytes: Size of what will be written; checked against the free space before anything else.
+
+    Raises:
+        ModelFolderError: `folder` is a file or somebody else's folder, or the disk is too full.
+    """
+    final = Path(os.path.realpath(folder))
+    _refuse_foreign(final, marker)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final)
+    check_free_space(final.parent, needed_bytes)
+    beside = final.with_name(f".{final.name}.writing-{socket.gethostname()}-{os.getpid()}")
+    beside.mkdir()
+    try:
+        yield beside
+        _flush(beside)
+        _put_in_place(beside, final)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise ModelFolderError(
+            f"The disk ran full while writing {final}; the former state is untouched: free some space and run again."
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def check_free_space(folder: Path, needed_bytes: int) -> None:
+    """Raise `ModelFolderError` if the file system of the existing `folder` has no room for `needed_bytes`."""
+    free = shutil.disk_usage(folder).free
+    if free < needed_bytes + _FREE_SPACE_MARGIN:
+        raise ModelFolderError(
+            f"No disk space: {(needed_bytes + _FREE_SPACE_MARGIN) / 1e6:,.0f} MB are needed in {folder} and "
+            f"{free / 1e6:,.0f} MB are free; free some space or choose another folder with paths.run_dir=…"
+        )
+
+
+def _refuse_foreign(final: Path, marker: str) -> None:
+    if not final.exists():
+        return
+    if not final.is_dir():
+        raise ModelFolderError(f"{final} is a file where a folder is to be written; choose another place.")
+    if any(final.iterdir()) and not (final / marker).is_file():
+        raise ModelFolderError(
+            f"{final} holds files that llmtrain did not write (no {marker}); it will not be replaced: "
+            "choose another folder or empty this one."
+        )
+
+
+def _remove_leftovers(final: Path) -> None:
+    """Remove what writers on this machine left beside `final` when they were killed; live ones are left alone."""
+    prefix = f".{final.name}.writing-{socket.gethostname()}-"
+    for left in final.parent.glob(f"{prefix}*"):
+        process = left.name.removeprefix(prefix)
+        if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _flush(folder: Path) -> None:
+    """Force every file below `folder`, and the folders themselves, to the disk."""
+    for path in [folder, *folder.rglob("*")]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _put_in_place(beside: Path, final: Path) -> None:
+    if not final.exists():
+        beside.rename(final)
+    elif not _exchange(beside, final):
+        # Without an atomic exchange (some network file systems, not Linux) the name is missing for an instant.
+        old = beside.with_name(beside.name.replace(".writing-", ".old-"))
+        final.rename(old)
+        beside.rename(final)
+        shutil.rmtree(old, ignore_errors=True)
+    descriptor = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step (Linux `renameat2`); False where the system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    return renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0

@@ -1,0 +1,251 @@
+"""Reads whatever path a user has at hand (run, checkpoint, model folder, adapter) as one model and tokenizer.
+
+Knows how those folders are told apart and what makes one whole. Deliberately knows nothing of how they came to be, and
+imports neither peft nor transformers: JSON, safetensors and `tokenizers` are all that a model folder needs.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmtrain import adapters
+from llmtrain.checkpoint import weights
+from llmtrain.checkpoint.errors import ModelFolderError
+from llmtrain.checkpoint.save import CONFIG_FILE, INFO_FILE, check_vocabulary, file_hashes
+from llmtrain.model import ModelConfig, Transformer
+from llmtrain.tokenizer import Tokenizer
+
+LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to use, in `eval` mode.
+
+    Attributes:
+        model: The transformer, an adapter already merged in.
+        tokenizer: Its tokenizer.
+        config: Its shape.
+        info: `llmtrain.json` of the model folder; empty for a folder made elsewhere. With an adapter, its own
+            `llmtrain.json` stands under `adapter`.
+        folder: The model folder that the weights came from.
+        adapter_folder: The adapter that was merged in, or `None`.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: ModelConfig
+    info: dict[str, Any]
+    folder: Path
+    adapter_folder: Path | None = None
+
+
+def resolve_model(path: str | Path) -> Path:
+    """Find the model or adapter folder that `path` means.
+
+    A run or checkpoint folder means the `model/` inside; `latest` (a link, or a file that holds a name) and a folder
+    with a `latest` inside mean the run it points to.
+
+    Raises:
+        ModelFolderError: There is no model there; the message says what to give instead.
+    """
+    path = Path(path)
+    if not path.exists():
+        if path.is_symlink():
+            raise ModelFolderError(f"model={path} points to {path.resolve()}, which is not there any more.")
+        hint = "; train one first (make pretrain)" if path.name == LATEST else ""
+        raise ModelFolderError(f"model={path} does not exist{hint}.")
+    if path.is_file():
+        if path.name == LATEST:
+            return resolve_model(path.parent / path.read_text(encoding="utf-8").strip())
+        raise ModelFolderError(f"model={path} is a file; give the folder that holds it: model={path.parent}")
+    if (path / CONFIG_FILE).is_file() or (path / adapters.ADAPTER_CONFIG_FILE).is_file():
+        return path
+    for inside in ("model", "adapter"):
+        if (path / inside).is_dir():
+            return resolve_model(path / inside)
+    if (path / LATEST).exists():
+        return resolve_model(path / LATEST)
+    raise ModelFolderError(_nothing_here(path))
+
+
+def _nothing_here(path: Path) -> str:
+    if any(path.glob("*.safetensors")):
+        return f"{path} is half-written: it has weights and no {CONFIG_FILE}; copy it again or train again."
+    checkpoints = [
+        model.parent for pattern in ("*/model", "*/*/model") for model in path.glob(f"{pattern}/{CONFIG_FILE}")
+    ]
+    if checkpoints:
+        newest = max(checkpoints, key=lambda folder: folder.stat().st_mtime)
+        return f"{path} is no model folder itself; the newest one below it is model={newest}"
+    if (path.parent / "model" / CONFIG_FILE).is_file():
+        return f"{path} holds no model; beside it lies model={path.parent / 'model'}"
+    return f"{path} holds no model: neither {CONFIG_FILE}, nor {adapters.ADAPTER_CONFIG_FILE}, nor a folder model/."
+
+
+def load_model_folder(
+    path: str | Path, *, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> LoadedModel:
+    """Load a model and its tokenizer from a run, checkpoint, model or adapter folder.
+
+    Any Hugging Face folder of a supported family is read (safetensors and tokenizer.json; shards too). An adapter is
+    merged into its base while loading, after its base's weights were recognised by their hash.
+
+    Args:
+        path: See `resolve_model`.
+        device: Where the model is to be.
+        dtype: What to convert the weights to; `None` keeps them as stored.
+
+    Raises:
+        ModelFolderError: Missing, half-written, of another tokenizer, of an unsupported family, or a wrong base.
+    """
+    folder = resolve_model(path)
+    if (folder / adapters.ADAPTER_CONFIG_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
+        return _load_adapted(folder, device, dtype)
+    config, info = read_config(folder), read_info(folder)
+    tokenizer = _read_tokenizer(folder, config, info.get("tokenizer_hash"))
+    tensors = _read_tensors(folder, config)
+    return LoadedModel(_built(config, tensors, device, dtype), tokenizer, config, info, folder)
+
+
+def _load_adapted(folder: Path, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
+    try:
+        deltas = adapters.load_adapter_deltas(folder)
+    except adapters.AdapterError as error:
+        raise ModelFolderError(str(error)) from error
+    base = _base_of(folder, deltas)
+    config, info = read_config(base), read_info(base)
+    own_tokenizer = (folder / "tokenizer.json").is_file()
+    expected = deltas.info.get("tokenizer_hash") if own_tokenizer else info.get("tokenizer_hash")
+    tokenizer = _read_tokenizer(folder if own_tokenizer else base, config, expected)
+    tensors = _read_tensors(base, config)
+    check_base(deltas, weights.state_hash(tensors), folder=folder, base=base)
+    if dtype is not None:
+        tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    try:
+        merged = adapters.merge_state_dict(tensors, deltas)
+    except adapters.AdapterError as error:
+        raise ModelFolderError(f"{folder}: {error}") from error
+    model = _built(config, merged, device, dtype)
+    return LoadedModel(model, tokenizer, config, info | {"adapter": deltas.info}, base, folder)
+
+
+def check_base(deltas: adapters.AdapterDeltas, found_hash: str, *, folder: Path, base: Path) -> None:
+    """Refuse a base whose weights are not those that the adapter was trained on.
+
+    Raises:
+        ModelFolderError: The hashes differ: another model, one that was trained again, or one merged already.
+    """
+    expected = deltas.base_state_hash
+    if expected is not None and found_hash != expected:
+        raise ModelFolderError(
+            f"The adapter {folder} was trained on other weights than {base} holds (hash {expected[:12]} against "
+            f"{found_hash[:12]}): the base was trained again, or the adapter is merged into it already."
+        )
+
+
+def _base_of(folder: Path, deltas: adapters.AdapterDeltas) -> Path:
+    """The base's folder: where the adapter was told it is, or the same way from where the adapter is now."""
+    named, relative = deltas.base_folder, deltas.info.get("base_relative")
+    candidates = [Path(named)] if named else []
+    if relative:
+        candidates.append((folder / relative).resolve())
+    for candidate in candidates:
+        if (candidate / CONFIG_FILE).is_file():
+            return candidate
+    raise ModelFolderError(
+        f"The adapter {folder} needs its base model {named or '(no path given)'}, which is not there; put it back, or "
+        "use the merged model folder beside the adapter."
+    )
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Return the shape of a model folder.
+
+    Raises:
+        ModelFolderError: config.json cannot be read or describes a model that is not supported.
+    """
+    try:
+        return ModelConfig.from_hf(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError as error:
+        raise ModelFolderError(f"{folder} is half-written: it has no {CONFIG_FILE}.") from error
+    except json.JSONDecodeError as error:
+        raise ModelFolderError(f"{folder / CONFIG_FILE} is half-written or damaged ({error}).") from error
+    except KeyError as error:
+        raise ModelFolderError(f"{folder / CONFIG_FILE} lacks {error}; it does not describe a whole model.") from error
+    except ValueError as error:
+        raise ModelFolderError(f"{folder / CONFIG_FILE}: {error}") from error
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """Return `llmtrain.json` of a model folder, or an empty dict for a folder made elsewhere."""
+    file = folder / INFO_FILE
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ModelFolderError(f"{file} is half-written or damaged ({error}).") from error
+
+
+def _read_tokenizer(folder: Path, config: ModelConfig, expected_hash: str | None) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except ValueError as error:
+        raise ModelFolderError(f"{folder} has no usable tokenizer: {error}") from error
+    if expected_hash is not None and tokenizer.hash != expected_hash:
+        raise ModelFolderError(
+            f"{folder} holds a tokenizer (hash {tokenizer.hash[:12]}) that is not the one the model was trained with "
+            f"(hash {expected_hash[:12]}); put the right tokenizer.json back."
+        )
+    check_vocabulary(config, tokenizer, where=str(folder))
+    return tokenizer
+
+
+def _read_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """The folder's tensors as stored, checked against the config; without a tied head's copy."""
+    tensors = dict(weights.read_weights(folder))
+    for key in [key for key in tensors if key.endswith("rotary_emb.inv_freq")]:
+        del tensors[key]  # old Llama folders stored this table, which follows from the config
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    weights.check_tensors(tensors, config, where=str(folder))
+    return tensors
+
+
+def _built(
+    config: ModelConfig,
+    tensors: dict[str, torch.Tensor],
+    device: str | torch.device,
+    dtype: torch.dtype | None,
+) -> Transformer:
+    """A transformer that owns its tensors: those just read may be views of a memory-mapped file."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    owned = {key: tensor.to(device=device, dtype=dtype or tensor.dtype, copy=True) for key, tensor in tensors.items()}
+    model.load_state_dict(owned, strict=False, assign=True)  # strict in `check_tensors`, which knows the tied head
+    model.tie_weights()
+    return model.eval()
+
+
+def verify(folder: str | Path) -> None:
+    """Check every file of a model folder against the hashes in its `llmtrain.json`.
+
+    Raises:
+        ModelFolderError: A file was changed, lost or damaged since it was written, or the folder records no hashes.
+    """
+    folder = resolve_model(folder)
+    info = read_info(folder)
+    if "files" not in info or "state_hash" not in info:
+        raise ModelFolderError(f"{folder} records no hashes: it was not written by save_model_folder.")
+    found = file_hashes(folder)
+    for name, expected in info["files"].items():
+        if found.get(name) != expected:
+            raise ModelFolderError(
+                f"{folder / name} is {'missing' if name not in found else 'changed'} since it was written."
+            )
+    if weights.folder_state_hash(folder) != info["state_hash"]:
+        raise ModelFolderError(f"The weights in {folder} are not those that were written (hash differs).")

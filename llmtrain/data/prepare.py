@@ -1,0 +1,277 @@
+"""Documents become token shards: read ahead, tokenized on all cores, written behind, kept under a fingerprint.
+
+    <data_dir>/shards/<name>-<fingerprint>/train/   (train-00, train-01, … if the corpus has several weighted sources)
+                                          /val/
+                                          /manifest.json, written last
+
+Only a few batches of text are in memory, however large the corpus. Interrupted work lies in `<folder>.partial` and is
+continued; a second process waits for the first. Knows nothing of settings files, windows or models.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrain.data.corpora import Corpus
+from llmtrain.data.locking import locked
+from llmtrain.data.shards import MANIFEST, ShardSet, token_dtype
+from llmtrain.data.tokenizing import Addressed, tokenize_stream
+from llmtrain.data.writer import ShardWriter, write_json
+from llmtrain.tokenizer import Tokenizer, ensure_tokenizer
+
+logger = logging.getLogger(__name__)
+
+PREPARATION = 1
+"""Counted up when the same sources, tokenizer and settings come to make other shards."""
+
+SAMPLE_CHARACTERS = 10_000_000
+"""A vocabulary is learned from at most so many characters, spread evenly over the corpus. Learning holds every distinct
+pre-token, and in Chinese nearly every clause is one: at worst about 300 MB for a million characters."""
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """The shards of a corpus.
+
+    Attributes:
+        train: a shard set per source and its weight.
+        val: one shard set.
+        fingerprint: names sources, tokenizer and settings.
+        folder: where it lies.
+        stats: train_tokens, val_tokens, documents, characters, utf8_bytes, characters_per_token; and seconds,
+            tokens_per_second, characters_per_second of the run that made it.
+        cached: whether it was there already.
+    """
+
+    train: list[tuple[ShardSet, float]]
+    val: ShardSet
+    fingerprint: str
+    folder: Path
+    stats: dict[str, Any]
+    cached: bool
+
+
+def corpus_tokenizer(
+    corpus: Corpus,
+    *,
+    data_dir: str | Path,
+    kind: str = "bpe",
+    vocab_size: int | None = None,
+    path: str | Path | None = None,
+    pattern: str | None = None,
+    sample_characters: int = SAMPLE_CHARACTERS,
+) -> tuple[Tokenizer, Path]:
+    """The tokenizer for a corpus and its folder; a BPE is learned from the part that is trained on, once.
+
+    Args:
+        corpus: from `open_corpus`.
+        sample_characters: of a larger corpus a BPE is learned from so many characters, spread evenly over it.
+        data_dir, kind, vocab_size, path, pattern: as in `llmtrain.tokenizer.ensure_tokenizer`, and so are the errors.
+    """
+    if sample_characters < 1:
+        raise ValueError(f"tokenizer.sample_characters={sample_characters}: give a number of characters, 1 or more")
+    return ensure_tokenizer(
+        kind=kind,
+        data_dir=data_dir,
+        vocab_size=vocab_size,
+        path=path,
+        pattern=pattern,
+        documents=lambda: _training_texts(corpus, sample_characters),
+        documents_fingerprint=f"{corpus.fingerprint()} {sample_characters}" if kind == "bpe" else "",
+    )
+
+
+def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> PreparedCorpus:
+    """Returns the shards of a corpus, made now unless they are there already.
+
+    Args:
+        corpus: from `open_corpus`.
+        tokenizer: what makes the ids.
+        data_dir: shards lie in `<data_dir>/shards/`.
+
+    Raises:
+        ValueError: an empty or unreadable corpus, or no disk space.
+    """
+    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
+    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+    folder = Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}"
+    if (folder / MANIFEST).is_file():
+        return _open(folder, corpus, cached=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), work=f"preparing {folder}"):
+        cached = (folder / MANIFEST).is_file()
+        if not cached:
+            try:
+                _make(folder, corpus, tokenizer, fingerprint)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise ValueError(
+                    f"no space is left on the disk of {folder.parent}: free some and repeat the command, which goes on "
+                    "from where it stopped, or set paths.data_dir to another disk"
+                ) from error
+        return _open(folder, corpus, cached=cached)
+
+
+def _open(folder: Path, corpus: Corpus, *, cached: bool) -> PreparedCorpus:
+    manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    names = _train_names(corpus)
+    train = [
+        (ShardSet.open(folder / name), weighted.weight) for name, weighted in zip(names, corpus.sources, strict=True)
+    ]
+    val = ShardSet.open(folder / "val")
+    return PreparedCorpus(train, val, manifest["fingerprint"], folder, manifest["stats"], cached)
+
+
+def _train_names(corpus: Corpus) -> list[str]:
+    count = len(corpus.sources)
+    return ["train"] if count == 1 else [f"train-{index:02d}" for index in range(count)]
+
+
+def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str) -> None:
+    """Writes all shard folders of a corpus into `<folder>.partial`, then gives that its final name."""
+    beside = folder.with_name(f"{folder.name}.partial")
+    _check_space(corpus, tokenizer, beside)
+    if (beside / MANIFEST).is_file():  # interrupted between the last two lines of this function
+        beside.rename(folder)
+        return
+    progress_file = beside / "progress.json"
+    progress: dict[str, Any] = {"pieces": 0, "seconds": 0.0, "writers": {}}
+    if progress_file.is_file():
+        progress = json.loads(progress_file.read_text(encoding="utf-8"))
+        logger.info("going on with the preparation that was interrupted after %.0f s", progress["seconds"])
+    names = [*_train_names(corpus), "val"]
+    writers = [
+        ShardWriter(beside / name, vocab_size=tokenizer.vocab_size, state=progress["writers"].get(name))
+        for name in names
+    ]
+    start = time.perf_counter() - progress["seconds"]
+
+    def save(pieces: int) -> None:
+        states = {name: writer.save_state() for name, writer in zip(names, writers, strict=True)}
+        write_json(progress_file, {"pieces": pieces, "seconds": time.perf_counter() - start, "writers": states})
+
+    try:
+        expected = _expected_bytes(corpus)
+        tokenize_stream(
+            _addressed(corpus), tokenizer, writers, done=progress["pieces"], save=save, expected_bytes=expected
+        )
+    finally:
+        for writer in writers:
+            writer.close()
+    seconds = time.perf_counter() - start
+    _check_filled(corpus, names, writers)
+    shared = {"tokenizer_hash": tokenizer.hash, "fingerprint": fingerprint}
+    sources = [weighted.source for weighted in corpus.sources]
+    for index, (name, writer) in enumerate(zip(names, writers, strict=True)):
+        split = "val" if name == "val" else "train"
+        held = sources[index : index + 1] if split == "train" else list(corpus.validation_sources) or sources
+        entries = [{"name": source.name, "fingerprint": source.fingerprint()} for source in held]
+        writer.finish({"name": corpus.name, "split": split, "sources": entries, **shared})
+    progress_file.unlink(missing_ok=True)
+    stats = _stats(writers, seconds)
+    write_json(beside / MANIFEST, {"name": corpus.name, "folders": names, "stats": stats, **shared})
+    shutil.rmtree(folder, ignore_errors=True)  # only what has no manifest can be there
+    beside.rename(folder)
+
+
+def _addressed(corpus: Corpus) -> Iterator[Addressed]:
+    """All pieces of a corpus, source after source, each with the number of its writer; validation is the last one."""
+    val = len(corpus.sources)
+    for index, (weighted, split) in enumerate(zip(corpus.sources, corpus.splits, strict=True)):
+        for text, ends_document, held_out in split(weighted.source.pieces()):
+            yield Addressed(text, ends_document, val if held_out else index)
+    for source in corpus.validation_sources:
+        for text, ends_document in source.pieces():
+            yield Addressed(text, ends_document, val)
+
+
+def _training_texts(corpus: Corpus, limit: int) -> Iterator[str]:
+    """The text that is trained on, or pieces spread evenly over it if there are more than `limit` characters."""
+    every = max(1, math.ceil(_expected_characters(corpus) / limit))
+    val = len(corpus.sources)
+    training = (piece.text for piece in _addressed(corpus) if piece.writer != val)
+    taken = 0
+    for number, text in enumerate(training):
+        if taken >= limit:
+            break
+        if number % every == 0:
+            taken += len(text)
+            yield text
+    else:
+        if every == 1:
+            return
+    logger.info("the vocabulary is learned from a sample of %.0f M characters", taken / 1e6)
+
+
+def held_out_texts(corpus: Corpus) -> Iterator[str]:
+    """The text that is validated on, in pieces."""
+    val = len(corpus.sources)
+    return (piece.text for piece in _addressed(corpus) if piece.writer == val)
+
+
+def _expected_bytes(corpus: Corpus) -> int | None:
+    sizes = [weighted.source.size_bytes() for weighted in corpus.sources]
+    sizes += [source.size_bytes() for source in corpus.validation_sources]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _expected_characters(corpus: Corpus) -> float:
+    """About how many characters there are; 0 if the sizes are not known."""
+    expected, sample = _expected_bytes(corpus), _first_text(corpus)
+    return expected * len(sample) / len(sample.encode()) if expected and sample else 0.0
+
+
+def _first_text(corpus: Corpus) -> str:
+    piece = next(iter(corpus.sources[0].source.pieces()), None)
+    return piece.text if piece else ""
+
+
+def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
+    """Refuses at once what cannot fit, as far as the size of the sources is known."""
+    expected, sample = _expected_bytes(corpus), _first_text(corpus)
+    if not expected or not sample:
+        return
+    tokens_per_byte = (len(tokenizer.encode(sample)) + 1) / len(sample.encode())
+    needed = int(expected * tokens_per_byte * token_dtype(tokenizer.vocab_size).itemsize)
+    there = sum(file.stat().st_size for file in beside.rglob("*.bin"))  # from an interrupted preparation
+    free = shutil.disk_usage(beside.parent).free
+    if needed - there > free:
+        raise ValueError(
+            f"the shards need about {needed / 1e6:,.0f} MB and the disk of {beside.parent} has {free / 1e6:,.0f} MB "
+            "left: free some, or set paths.data_dir to another disk"
+        )
+
+
+def _check_filled(corpus: Corpus, names: list[str], writers: list[ShardWriter]) -> None:
+    for name, writer in zip(names, writers, strict=True):
+        if writer.num_tokens == 0:
+            raise ValueError(
+                f"the corpus {corpus.name!r} has no text for {name}: hold out another part (data.validation_fraction, "
+                "data.validation_last), or give more text"
+            )
+
+
+def _stats(writers: list[ShardWriter], seconds: float) -> dict[str, Any]:
+    """Counts over all folders, and speeds; characters per token without the end-of-text tokens."""
+    tokens = sum(writer.num_tokens for writer in writers)
+    documents = sum(writer.num_documents for writer in writers)
+    characters = sum(writer.characters for writer in writers)
+    return {
+        "train_tokens": tokens - writers[-1].num_tokens,
+        "val_tokens": writers[-1].num_tokens,
+        "documents": documents,
+        "characters": characters,
+        "utf8_bytes": sum(writer.utf8_bytes for writer in writers),
+        "characters_per_token": characters / max(tokens - documents, 1),
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "characters_per_second": characters / seconds,
+    }

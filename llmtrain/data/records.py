@@ -1,0 +1,278 @@
+"""Task data as people write it: three forms of JSON records, normalised to messages.
+
+Reads .jsonl (one record per line) and .json (an array of records, or lines all the same), also .gz, and says
+file and line of whatever is wrong. Deliberately unknown here: token ids, templates, masks, and how answers
+are scored.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+Messages = list[dict[str, str]]
+
+ROLES = ("system", "user", "assistant")
+SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+_FORMS = '{"prompt", "completion"}, {"instruction", "input", "output"} or {"messages": [{"role", "content"}, …]}'
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and where they were read from, such as `train.jsonl:12`."""
+
+    messages: Messages
+    where: str = ""
+
+
+class EmptyExampleError(ValueError):
+    """A well-formed record without a prompt or without an answer."""
+
+
+@dataclass
+class ExampleReport:
+    """What became of the records of a data set; every entry of a list names the place and the reason.
+
+    Attributes:
+        read: Records seen.
+        kept: Records that became examples, shortened ones included.
+        cut: Kept, but shortened to the limit.
+        too_long: Refused, the prompt leaves no room for an answer.
+        empty: Refused, no prompt or no answer.
+        malformed: Refused, not a record of an accepted form.
+    """
+
+    read: int = 0
+    kept: int = 0
+    cut: list[str] = field(default_factory=list)
+    too_long: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    malformed: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, int]:
+        """Counts by name."""
+        counts = {name: len(getattr(self, name)) for name in ("cut", "too_long", "empty", "malformed")}
+        return {"read": self.read, "kept": self.kept, **counts}
+
+    def lines(self, limit: int = 5) -> list[str]:
+        """One line per kind of fault: its count and the first `limit` places. Empty if nothing is wrong."""
+        meanings = {
+            "cut": "shortened to the limit",
+            "too_long": "left out, the prompt is too long",
+            "empty": "left out, empty",
+            "malformed": "left out, malformed",
+        }
+        return [
+            f"{len(places)} of {self.read} examples {meaning}: {_listed(places, limit)}"
+            for name, meaning in meanings.items()
+            if (places := getattr(self, name))
+        ]
+
+
+def _listed(places: Sequence[str], limit: int) -> str:
+    more = f"; and {len(places) - limit} more" if len(places) > limit else ""
+    return "; ".join(places[:limit]) + more
+
+
+def _text(record: Mapping[str, Any], key: str) -> str:
+    value = record[key]
+    if not isinstance(value, str):
+        raise ValueError(f'"{key}" must be text, got {type(value).__name__}')
+    return value
+
+
+def normalise(record: Any) -> Messages:
+    """One record of any accepted form as messages.
+
+    `instruction` and a non-empty `input` are joined by a newline. The first two forms may carry a `system`
+    text.
+
+    Raises:
+        EmptyExampleError: The prompt or an answer holds nothing but white space.
+        ValueError: The record has none of the accepted forms; the message says what is wrong.
+    """
+    if not isinstance(record, Mapping):
+        raise ValueError(f"expected an object of the form {_FORMS}, found {type(record).__name__}")
+    if "messages" in record:
+        messages = _checked_messages(record["messages"])
+    elif "prompt" in record and "completion" in record:
+        messages = _single_turn(record, _text(record, "prompt"), _text(record, "completion"))
+    elif "instruction" in record and "output" in record:
+        parts = [_text(record, "instruction")]
+        if record.get("input"):
+            parts.append(_text(record, "input"))
+        messages = _single_turn(record, "\n".join(parts), _text(record, "output"))
+    else:
+        raise ValueError(f"expected {_FORMS}, found the fields {sorted(map(str, record))}")
+    for message in messages:
+        if not message["content"].strip():
+            raise EmptyExampleError(f"the {message['role']} text is empty")
+        try:
+            message["content"].encode()
+        except (
+            UnicodeEncodeError
+        ) as error:  # JSON can write half of a surrogate pair, "\\ud83d", which no tokenizer takes
+            raise ValueError(f"the {message['role']} text holds half a surrogate pair at {error.start}") from error
+    return messages
+
+
+def _single_turn(record: Mapping[str, Any], prompt: str, completion: str) -> Messages:
+    messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
+    if record.get("system"):
+        messages.insert(0, {"role": "system", "content": _text(record, "system")})
+    return messages
+
+
+def _checked_messages(messages: Any) -> Messages:
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise ValueError(f'"messages" must be a list, got {type(messages).__name__}')
+    if not messages:
+        raise EmptyExampleError('"messages" is empty')
+    result = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise ValueError(f'message {number} needs "role" and "content"')
+        role, content = message["role"], _text(message, "content")
+        if role not in ROLES or (role == "system" and number > 0):
+            allowed = "user or assistant" if number else "system, user or assistant"
+            raise ValueError(f"message {number} has the role {role!r}, expected {allowed}")
+        result.append({"role": role, "content": content})
+    roles = [message["role"] for message in result]
+    if roles[-1] != "assistant":
+        raise ValueError(f"the last message must be the assistant's, but its role is {roles[-1]!r}")
+    if "user" not in roles[: roles.index("assistant")]:
+        raise EmptyExampleError("no user message before the first answer")
+    return result
+
+
+def example_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
+    """The files under `paths`; folders are searched recursively for `SUFFIXES`.
+
+    Raises:
+        ValueError: A path is missing, or a folder holds no such file.
+    """
+    files: list[Path] = []
+    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
+            if not found:
+                raise ValueError(f"{path} holds no file ending in {', '.join(SUFFIXES)}")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise ValueError(f"{path} does not exist: give a .jsonl file, or a folder of them")
+    if not files:
+        raise ValueError("no file of examples was given: set data.paths=[my.jsonl]")
+    return files
+
+
+def read_examples(
+    paths: str | Path | Sequence[str | Path], *, skip_malformed: bool = False, report: ExampleReport | None = None
+) -> tuple[list[Conversation], ExampleReport]:
+    """Read files of records.
+
+    Args:
+        paths: Files or folders.
+        skip_malformed: Leave malformed records out (and report them) where the default is to refuse the file.
+        report: Entries are added to this one, a new one otherwise.
+
+    Returns:
+        The conversations, in the files' order, and the report, with `read`, `empty` and `malformed` filled
+        in.
+
+    Raises:
+        ValueError: A path is missing, a file cannot be read, a record is malformed, or no record is usable;
+            with file and line.
+    """
+    report = report or ExampleReport()
+    conversations = []
+    for file in example_files(paths):
+        for where, record in _records(file):
+            report.read += 1
+            try:
+                if isinstance(record, ValueError):
+                    raise record
+                conversations.append(Conversation(normalise(record), where))
+            except EmptyExampleError as error:
+                report.empty.append(f"{where} {error}")
+            except ValueError as error:
+                report.malformed.append(f"{where} {error}")
+    if report.malformed and not skip_malformed:
+        raise ValueError(
+            f"{len(report.malformed)} of {report.read} examples are malformed: {_listed(report.malformed, 3)}. "
+            "Mend them, or leave them out with data.skip_malformed=true"
+        )
+    if not conversations:
+        reasons = _listed(report.empty + report.malformed, 1) or "the files hold no records"
+        raise ValueError(f"no usable example in {', '.join(map(str, example_files(paths)))}: {reasons}")
+    return conversations, report
+
+
+def _records(file: Path) -> Iterator[tuple[str, Any]]:
+    """Place and JSON value of each record; the value is a ValueError where a line does not parse."""
+    try:
+        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
+            first = stream.readline().removeprefix(b"\xef\xbb\xbf")
+            if first.lstrip().startswith(b"["):  # one array instead of a record per line
+                records = _parsed(first + stream.read())
+                yield from _array(file, records)
+                return
+            for number, line in enumerate(chain([first], stream), start=1):
+                if line.strip():
+                    yield f"{file}:{number}", _parsed(line)
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def _array(file: Path, records: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(records, ValueError):
+        yield f"{file}", records
+        return
+    for number, record in enumerate(records, start=1):
+        yield f"{file}[{number}]", record
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return ValueError(f"is not UTF-8 (byte {error.start} of the line): {error.reason}")
+    except json.JSONDecodeError as error:
+        return ValueError(f"does not parse as JSON: {error.msg} (column {error.colno})")
+
+
+def hold_out(
+    conversations: Sequence[Conversation], count: int, *, seed: int = 0
+) -> tuple[list[Conversation], list[Conversation]]:
+    """Set about `count` conversations aside for testing.
+
+    Which ones depends on the seed and on each conversation's own text: adding records to the file moves few
+    others, and equal conversations always land on the same side.
+
+    Returns:
+        (train, test), both in the order of the input.
+
+    Raises:
+        ValueError: `count` is below 1, or leaves nothing to train on.
+    """
+    keys = [_digest(conversation, seed) for conversation in conversations]
+    different = sorted(set(keys))
+    if not 1 <= count < len(different):
+        raise ValueError(
+            f"cannot hold out {count} of {len(different)} different examples: set data.test_examples between 1 and "
+            f"{len(different) - 1}, or add examples"
+        )
+    chosen = set(different[:count])
+    train = [item for item, key in zip(conversations, keys, strict=True) if key not in chosen]
+    test = [item for item, key in zip(conversations, keys, strict=True) if key in chosen]
+    return train, test
+
+
+def _digest(conversation: Conversation, seed: int) -> bytes:
+    text = json.dumps([seed, conversation.messages], ensure_ascii=False, sort_keys=True)
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

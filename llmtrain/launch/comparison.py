@@ -1,0 +1,83 @@
+"""How two models answer the same held-out items: a table of scores and a few answers side by side.
+
+Knows how results are shown; asking and scoring are `llmtrain.evaluation`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmtrain.data.tasks import Task
+    from llmtrain.evaluation import TaskResult
+
+logger = logging.getLogger(__name__)
+
+_SHOWN_ANSWERS = 5
+
+
+def compare(
+    folders: Mapping[str, Path], task: Task, *, max_rows: int, device: str, answers_file: Path
+) -> dict[str, float]:
+    """Ask the models of both folders the task's held-out items; log the table, write down every answer.
+
+    Args:
+        folders: The model folders `base` and `finetuned`.
+        task: Whose test items are asked.
+        max_rows: Items that are answered at once.
+        device: `auto`, `cpu` or `gpu`.
+        answers_file: Gets one JSON object per item.
+
+    Returns:
+        Scores of `base`, `finetuned` and `chance`, and of the task's own baselines.
+    """
+    from llmtrain.checkpoint import load_model_folder
+    from llmtrain.evaluation import score_task
+    from llmtrain.launch.inference import make_engine
+    from llmtrain.training.hardware import resolve_accelerator
+
+    torch_device = "cuda" if resolve_accelerator(device) == "gpu" else "cpu"
+    results = {}
+    for name, folder in folders.items():
+        engine = make_engine(load_model_folder(folder, device=torch_device), max_rows=max_rows)
+        results[name] = score_task(engine, list(task.test), metric=task.metric, chance=task.chance)
+    base, finetuned = results["base"], results["finetuned"]
+    scores = {"base": base["score"], "finetuned": finetuned["score"], "chance": task.chance, **task.baselines}
+    logger.info(_table(task, scores))
+    logger.info(_answers(base, finetuned))
+    with answers_file.open("w", encoding="utf-8") as file:
+        for before, after in zip(base["items"], finetuned["items"], strict=True):
+            record = {**after, "base_prediction": before["prediction"]}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return scores
+
+
+def _table(task: Task, scores: Mapping[str, float]) -> str:
+    names = {"base": "base model", "finetuned": "fine-tuned model", "chance": "chance (one answer to everything)"}
+    lines = [f"{task.name}: {task.metric.replace('_', ' ')} on {len(task.test)} held-out items"]
+    lines += [f"  {names.get(name, name.replace('_', ' ')):<36}{score:7.3f}" for name, score in scores.items()]
+    return "\n".join(lines)
+
+
+def _answers(before: TaskResult, after: TaskResult) -> str:
+    """The first answers, and the first wrong one if there is any among the others."""
+    pairs = list(zip(before["items"], after["items"], strict=True))
+    wrong = [pair for pair in pairs[_SHOWN_ANSWERS:] if pair[1]["points"] < pair[1]["possible"]]
+    lines = ["prompt → fine-tuned answer (base answer)"]
+    for old, new in pairs[:_SHOWN_ANSWERS] + wrong[:1]:
+        right = new["points"] == new["possible"]
+        wanted = "" if right else f", wanted {_short(new['reference'])}"
+        mark = "✓" if right else "✗"
+        lines.append(
+            f"  {mark} {_short(new['prompt'])} → {_short(new['prediction'])}{wanted} ({_short(old['prediction'])})"
+        )
+    return "\n".join(lines)
+
+
+def _short(text: str, width: int = 60) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 1] + "…"

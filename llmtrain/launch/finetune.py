@@ -1,0 +1,347 @@
+"""`llmtrain finetune`: a model folder and task data to an adapter, a merged model folder and scores on held-out items.
+
+Reads the settings and joins the parts; what a task is, how an adapter works, how training runs and how answers are
+scored is theirs to know. The base folder is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from llmtrain.checkpoint import LoadedModel
+    from llmtrain.data.examples import Example
+    from llmtrain.data.tasks import Task
+    from llmtrain.model import Transformer
+    from llmtrain.training.fit import FitResult
+    from llmtrain.training.geometry import BatchGeometry, RunLength
+
+logger = logging.getLogger(__name__)
+
+# What the settings of a task hold besides the arguments of its function.
+_NOT_THE_TASKS = ("kind", "max_length")
+
+
+def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
+    """Fine-tune, merge and measure; returns the results for the last line.
+
+    Raises:
+        ValueError: A setting that cannot work, before anything is trained.
+        SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
+    """
+    from llmtrain.launch.fitting import checked_length
+    from llmtrain.training.fit import REQUEUE_EXIT_CODE, is_main_process
+
+    if not is_main_process():
+        logger.setLevel(logging.ERROR)  # the first process says what all of them find
+    batch = _check_settings(settings)
+    base = _base_model(settings, run_dir)
+    task = _task(settings)
+    train, validation = _examples(settings, base, task)
+    length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
+    tuning = _prepare(settings, base, train, is_main=is_main_process())
+    logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
+    result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
+    if not result.is_main:
+        return {}
+    if result.stopped_by is not None:
+        logger.warning(
+            "stopped by %s after step %d, which is saved; resume=auto goes on from there",
+            result.stopped_by,
+            result.steps,
+        )
+        raise SystemExit(REQUEUE_EXIT_CODE)
+    return _conclude(settings, run_dir, base, task, tuning, result)
+
+
+def _check_settings(settings: DictConfig) -> BatchGeometry:
+    """Everything that can be checked without a model and data: raises `ValueError` in the first second."""
+    from llmtrain.training import hardware
+    from llmtrain.training.deepspeed.config import check_strategy
+    from llmtrain.training.geometry import divide_batch
+
+    trainer = settings.trainer
+    machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
+    check_strategy(
+        settings.strategy.name, devices=machine.devices, num_nodes=machine.num_nodes, optimizer=settings.optim.name
+    )
+    if settings.logger.kind not in ("csv", "wandb"):
+        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
+    if settings.adapter.kind not in ("lora", "none"):
+        raise ValueError(f"adapter.kind={settings.adapter.kind!r} must be lora or none.")
+    if settings.adapter.kind == "lora" and settings.adapter.train_tokens not in ("auto", "none"):
+        raise ValueError(f"adapter.train_tokens={settings.adapter.train_tokens!r} must be auto or none.")
+    rows, size = trainer.batch_examples, trainer.micro_batch_size
+    return divide_batch(rows, micro_batch_size=size, world_size=machine.world_size)
+
+
+def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
+    """The model to start from, in fp32, its tokenizer with the role markers of the chat template.
+
+    Raises:
+        ValueError: There is none, or it is an adapter.
+    """
+    from dataclasses import replace
+
+    import torch
+
+    from llmtrain.checkpoint import load_model_folder, with_role_markers
+    from llmtrain.training.fit import is_main_process
+
+    base = load_model_folder(settings.model, dtype=torch.float32)
+    if base.adapter_folder is not None:
+        raise ValueError(
+            f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
+            "folder, which lies beside it as model/."
+        )
+    # Links such as `latest` move on; the adapter must go on naming this folder.
+    base = replace(base, folder=base.folder.resolve())
+    if base.tokenizer.end_id is None:
+        logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
+        base = with_role_markers(base, run_dir / "base", write=is_main_process())
+    return base
+
+
+def _task(settings: DictConfig) -> Task:
+    from omegaconf import OmegaConf
+
+    from llmtrain.data.tasks import build_task
+
+    values: dict[str, Any] = OmegaConf.to_container(settings.data, resolve=True)  # type: ignore[assignment]
+    if "kind" not in values or "max_length" not in values:
+        raise ValueError(
+            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
+        )
+    return build_task(values["kind"], **{key: value for key, value in values.items() if key not in _NOT_THE_TASKS})
+
+
+def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list[Example], list[Example]]:
+    """Training and validation examples. Validation chooses the step to keep, so it has none of the test's items."""
+    from llmtrain.data.examples import encode_examples
+
+    limit = min(settings.data.max_length, base.config.max_position_embeddings)
+    if limit < settings.data.max_length:
+        logger.warning("data.max_length=%d is beyond the model's context: %d is used.", settings.data.max_length, limit)
+    examples, report = encode_examples(task.train, base.tokenizer, max_length=limit)
+    for line in [*(task.report.lines() if task.report else []), *report.lines()]:
+        logger.warning(line)
+    longest = max(len(example.input_ids) for example in examples)
+    trained_length = base.info.get("trained_length")
+    if trained_length and longest > trained_length:
+        logger.warning("Examples have up to %d tokens; the base was trained on %d at most.", longest, trained_length)
+    count = settings.trainer.val_examples
+    if not 0 <= count < len(examples):
+        raise ValueError(
+            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}, one less than there are."
+        )
+    chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
+    return (
+        [example for number, example in enumerate(examples) if number not in chosen],
+        [example for number, example in enumerate(examples) if number in chosen],
+    )
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    """What is trained: the model, the adapter attached to it (or `None` for all weights), and what to report of it."""
+
+    model: Transformer
+    adapted: Any
+    report: dict[str, Any]
+    info: dict[str, Any]
+
+
+def _prepare(settings: DictConfig, base: LoadedModel, train: list[Example], *, is_main: bool) -> _Tuning:
+    """Attach the adapter, or make every weight trainable."""
+    from llmtrain import adapters
+    from llmtrain.checkpoint import folder_state_hash
+
+    adapted = None
+    report: dict[str, Any] = {}
+    if settings.adapter.kind == "lora":
+        token_ids, untrained = _token_ids(settings.adapter.train_tokens, base, train)
+        adapted = adapters.attach(
+            base.model,
+            r=settings.adapter.r,
+            lora_alpha=settings.adapter.lora_alpha,
+            lora_dropout=settings.adapter.lora_dropout,
+            target_modules=list(settings.adapter.target_modules),
+            use_rslora=settings.adapter.use_rslora,
+            use_dora=settings.adapter.use_dora,
+            train_tokens=token_ids,
+            seed=settings.seed,
+            base_folder=base.folder,
+        )
+        report = {"trained_token_rows": len(token_ids), "untrained_target_tokens": untrained}
+    trainable = sum(parameter.numel() for parameter in base.model.parameters() if parameter.requires_grad)
+    logger.info(
+        "Training %s of the model: %s parameters%s.",
+        "all" if adapted is None else "an adapter",
+        f"{trainable:,}",
+        f", {report['trained_token_rows']} token rows among them" if report.get("trained_token_rows") else "",
+    )
+    kept = ("trained_length", "never_seen", "data_fingerprint", "config")
+    info = {key: base.info[key] for key in kept if key in base.info}
+    info |= {"base_folder": str(base.folder), "base_state_hash": folder_state_hash(base.folder) if is_main else ""}
+    return _Tuning(base.model, adapted, {"trainable_parameters": trainable, **report}, info)
+
+
+def _token_ids(choice: str, base: LoadedModel, train: list[Example]) -> tuple[list[int], int]:
+    """Which embedding rows are trained, and how many target tokens stay with a row that no training ever touched.
+
+    `auto` takes the special tokens, and of the ids that pretraining never saw those that occur in the examples: the
+    others would only grow the adapter.
+    """
+    untouched = set(base.info.get("never_seen", []))
+    targets = [label for example in train for label in example.labels if label >= 0]
+    if choice == "none":
+        untrained = sum(label in untouched for label in targets)
+        if untrained:
+            logger.warning(
+                "adapter.train_tokens=none: %s of %s target tokens (%d different ones) were never seen in pretraining "
+                "and their rows stay untrained; adapter.train_tokens=auto trains them.",
+                f"{untrained:,}",
+                f"{len(targets):,}",
+                len(untouched & set(targets)),
+            )
+        return [], untrained
+    if "never_seen" not in base.info:
+        logger.info(
+            "%s does not record which ids its training never saw: of the rows only special tokens' are trained.",
+            base.folder,
+        )
+    occurring = set(targets).union(*(example.input_ids for example in train))
+    return sorted((untouched & occurring) | set(base.tokenizer.special_ids.values())), 0
+
+
+def _fit(
+    settings: DictConfig,
+    run_dir: Path,
+    base: LoadedModel,
+    tuning: _Tuning,
+    batch: BatchGeometry,
+    length: RunLength,
+    train: list[Example],
+    validation: list[Example],
+) -> FitResult:
+    """Train through the one path of `training.fit`."""
+    from llmtrain.checkpoint import save_adapter_folder
+    from llmtrain.data.modules import FinetuneDataModule
+    from llmtrain.launch.fitting import fit_arguments
+    from llmtrain.training.fit import fit
+
+    data = FinetuneDataModule(
+        train,
+        validation,
+        pad_id=base.tokenizer.pad_id,
+        micro_batch_size=batch.micro_batch_size,
+        accumulation=batch.accumulation,
+        total_steps=length.steps,
+        seed=settings.seed,
+    )
+
+    def write_adapter(folder: Path, weights: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        save_adapter_folder(folder, tuning.adapted, info={**tuning.info, **counters}, state_dict=weights)
+
+    whole = tuning.adapted is None
+    return fit(
+        model=tuning.model,
+        data=data,
+        tokenizer=base.tokenizer,
+        run_dir=run_dir,
+        total_steps=length.steps,
+        accumulation=batch.accumulation,
+        validates=bool(validation),
+        info=tuning.info,
+        fixed=_fixed(tuning, batch, train),
+        write_model=None if whole else write_adapter,
+        model_name="model" if whole else "adapter",
+        **fit_arguments(settings),
+    )
+
+
+def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[str, Any]:
+    """What a resumed run must share with the run that it continues."""
+    from llmtrain.adapters import adapter_config
+
+    fixed = {
+        "the base model's weights": tuning.info["base_state_hash"],
+        "the training examples": _fingerprint(train),
+        "the number of examples per step": batch.rows,
+    }
+    if tuning.adapted is None:
+        return fixed | {"adapter.kind": "none"}
+    config = adapter_config(tuning.adapted)
+    kept = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora")
+    return fixed | {f"adapter.{key}": config[key] for key in kept} | {"token rows": config["trainable_token_indices"]}
+
+
+def _fingerprint(examples: list[Example]) -> str:
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(json.dumps([example.input_ids, example.labels]).encode())
+    return digest.hexdigest()
+
+
+def _merge(adapter_dir: Path, model_dir: Path) -> None:
+    """Write the merged model folder, from the base's own weights and the adapter as they lie on the disk."""
+    import torch
+
+    from llmtrain.checkpoint import load_model_folder, save_model_folder
+
+    merged = load_model_folder(adapter_dir, dtype=torch.float32)
+    save_model_folder(
+        model_dir,
+        config=merged.config,
+        state_dict=merged.model.state_dict(),
+        tokenizer=merged.tokenizer,
+        info={key: value for key, value in merged.info["adapter"].items() if key not in ("format", "base_relative")},
+    )
+
+
+def _conclude(
+    settings: DictConfig, run_dir: Path, base: LoadedModel, task: Task, tuning: _Tuning, result: FitResult
+) -> dict[str, Any]:
+    """Merge, measure base and fine-tuned model, and say what comes next."""
+    from llmtrain.launch.comparison import compare
+
+    adapter_dir = None if tuning.adapted is None else result.model_dir
+    model_dir = run_dir / "model"
+    if adapter_dir is not None:
+        _merge(adapter_dir, model_dir)
+    scores = compare(
+        {"base": base.folder, "finetuned": model_dir},
+        task,
+        max_rows=settings.evaluation.max_rows,
+        device=settings.trainer.accelerator,
+        answers_file=run_dir / "answers.jsonl",
+    )
+    if adapter_dir is not None:
+        logger.info("adapter: %s", adapter_dir)
+    logger.info('model folder: %s\nnext: make generate ARGS="model=%s chat=true" PROMPT="…"', model_dir, run_dir)
+    return {
+        "command": "finetune",
+        "run_dir": str(run_dir),
+        "adapter": None if adapter_dir is None else str(adapter_dir),
+        "model": str(model_dir),
+        "base_model": str(base.folder),
+        "task": task.name,
+        "metric": task.metric,
+        "scores": scores,
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "tokens": result.tokens,
+        "val_loss": result.val_loss,
+        "train_seconds": round(result.train_seconds, 2),
+        "tokens_per_second": round(result.tokens_per_second, 1),
+        **tuning.report,
+    }

@@ -1,0 +1,97 @@
+"""What a finished pretraining run says: its figures, measured anew on the model folder, samples, and what comes next.
+
+Knows the settings' names and the folder that training left; not how it was trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from llmtrain.checkpoint import LoadedModel
+    from llmtrain.data.prepare import PreparedCorpus
+    from llmtrain.generation import SamplingParams
+    from llmtrain.training.fit import FitResult
+
+logger = logging.getLogger(__name__)
+
+
+def conclude(
+    settings: DictConfig,
+    run_dir: Path,
+    prepared: PreparedCorpus,
+    result: FitResult,
+    prompts: list[str],
+    sampling: SamplingParams,
+) -> dict[str, Any]:
+    """Measure the finished model folder in fp32, print samples, and say what comes next."""
+    import torch
+
+    from llmtrain.checkpoint import load_model_folder
+    from llmtrain.evaluation import bits_per_byte
+
+    device = "cuda" if torch.cuda.is_available() and settings.trainer.accelerator != "cpu" else "cpu"
+    loaded = load_model_folder(result.model_dir, device=device)
+    measured = bits_per_byte(
+        loaded.model,
+        prepared.val,
+        sequence_length=settings.data.sequence_length,
+        eos_id=loaded.tokenizer.eos_id,
+    )
+    samples, figures = _samples(settings, loaded, prepared, prompts, sampling)
+    logger.info(
+        "%.3f bits per byte (%.3f nats per token) on held-out text, model of step %d; %s tokens in %.0f s, %s tokens/s",
+        measured["bpb"],
+        measured["loss"],
+        result.best_step,
+        f"{result.tokens:,}",
+        result.train_seconds,
+        f"{result.tokens_per_second:,.0f}",
+    )
+    logger.info('model folder: %s\nnext: make generate PROMPT="…"   or   make finetune', result.model_dir)
+    return {
+        "command": "pretrain",
+        "run_dir": str(run_dir),
+        "model": str(result.model_dir),
+        "val_loss": measured["loss"],
+        "val_bpb": measured["bpb"],
+        "tokens": result.tokens,
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "tokens_per_second": round(result.tokens_per_second, 1),
+        "train_seconds": round(result.train_seconds, 2),
+        "samples": samples,
+        **figures,
+    }
+
+
+def _samples(
+    settings: DictConfig, loaded: LoadedModel, prepared: PreparedCorpus, prompts: list[str], sampling: SamplingParams
+) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    """Texts of the finished model, shown, and how much they repeat and copy."""
+    from dataclasses import replace
+
+    from llmtrain.evaluation import sample_report
+    from llmtrain.generation import Engine
+    from llmtrain.training.callbacks import seeded
+
+    if not prompts:
+        return [], {}
+    seed = settings.seed if sampling.seed is None else sampling.seed
+    engine = Engine(loaded.model, loaded.tokenizer, max_rows=len(prompts))
+    completions = engine.generate(prompts, seeded(replace(sampling, seed=seed), len(prompts)))
+    for prompt, completion in zip(prompts, completions, strict=True):
+        logger.info("\n%s│%s", prompt, completion.text)
+    figures = sample_report([each.text for each in completions], [s for s, _ in prepared.train], loaded.tokenizer)
+    logger.info(
+        "\nof the samples' runs of four characters %.0f %% occur once; the longest span copied from the training text "
+        "has %d characters",
+        100 * figures["distinct_4"],
+        figures["longest_copied_characters"],
+    )
+    pairs = zip(prompts, completions, strict=True)
+    return [{"prompt": prompt, "text": completion.text} for prompt, completion in pairs], dict(figures)

@@ -1,0 +1,101 @@
+"""What `generate` and `evaluate` share: from settings to a loaded model, an engine and sampling parameters.
+
+Knows the names of settings and what a model folder says about itself (`llmtrain.json`, `generation_config.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from omegaconf import DictConfig
+
+    from llmtrain.checkpoint import LoadedModel
+    from llmtrain.generation import Engine, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+
+def load_model(settings: DictConfig) -> LoadedModel:
+    """The model that `model`, `device` and `precision` name.
+
+    Raises:
+        ValueError: No model there, or no such device or precision.
+    """
+    device = _device(settings.device)
+    dtype = _dtype(settings.precision)
+    from llmtrain.checkpoint import load_model_folder
+
+    loaded = load_model_folder(settings.model, device=device, dtype=dtype)
+    what = f"{loaded.folder} with the adapter {loaded.adapter_folder}" if loaded.adapter_folder else loaded.folder
+    count = sum(parameter.numel() for parameter in loaded.model.parameters())
+    logger.info("model %s: %.2f M parameters, %s", what, count / 1e6, device)
+    return loaded
+
+
+def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = None) -> Engine:
+    """An engine that ends where the model's folder says, and warns beyond the length it was trained on."""
+    from llmtrain.generation import Engine
+
+    return Engine(
+        loaded.model,
+        loaded.tokenizer,
+        max_rows=max_rows,
+        max_length=max_length,
+        eos_ids=_eos_ids(loaded),
+        trained_length=loaded.info.get("trained_length"),
+    )
+
+
+def sampling_params(section: DictConfig, **changes: Any) -> SamplingParams:
+    """The settings of the section `sampling`, checked."""
+    from omegaconf import OmegaConf
+
+    from llmtrain.generation import SamplingParams
+
+    values: dict[str, Any] = OmegaConf.to_container(section, resolve=True)  # type: ignore[assignment]
+    return SamplingParams(**{**values, **changes})
+
+
+def _device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    if not str(name).startswith("cuda"):
+        raise ValueError(f"device={name}: give auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        raise ValueError(f"device={name}: this machine has no GPU that torch can use; take device=cpu")
+    return torch.device(name)
+
+
+def _dtype(precision: str) -> torch.dtype | None:
+    import torch
+
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
+    return {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def _eos_ids(loaded: LoadedModel) -> list[int] | None:
+    """The end tokens that the folder's generation_config.json states; None leaves them to the tokenizer."""
+    file = Path(loaded.folder) / "generation_config.json"
+    try:
+        stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except FileNotFoundError:
+        return None
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged ({error}): delete it, or copy the folder again") from error
+    ids = [stated] if isinstance(stated, int) else stated
+    if ids and loaded.adapter_folder and loaded.tokenizer.end_id is not None:
+        # A base that knew no end of turn may have an adapter that was taught it.
+        ids = [*ids, loaded.tokenizer.end_id]
+    return ids or None

@@ -1,0 +1,151 @@
+"""The console entry: `llmtrain <command> [key=value …]`; the scripts and the Makefile come through here too.
+
+Reads the command line and answers `--help` from the YAML files. Imports nothing heavy: the command's own module is
+imported when it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import llmtrain
+from llmtrain.launch import catalogue
+from llmtrain.launch.edge import Command, launch
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("prepare", "turn text into token shards"),
+        Command("tokenizer", "train a tokenizer on a corpus"),
+        Command("tokenize", "show the tokens of a text", "text", text_on_stdout=True, keeps_folder=False),
+        Command("pretrain", "train a model from random weights on token shards"),
+        Command("finetune", "fine-tune a model folder on a task, by LoRA or whole"),
+        Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
+        Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
+        Command("bench", "measure speed side by side with plain PyTorch and transformers"),
+        Command("smoke", "run the whole line once at toy size"),
+    )
+}
+ARGS_VARIABLE = "LLMTRAIN_ARGS"  # the Makefile's ARGS="…", split as a shell would
+PROMPT_VARIABLE = "LLMTRAIN_PROMPT"  # the Makefile's PROMPT="…", which no shell has touched
+
+
+def main(command: str | None = None) -> int:
+    """Runs the command line of this process.
+
+    Args:
+        command: The command, when the program's name says it already (`scripts/pretrain.py`); else the first argument.
+
+    Returns:
+        The exit code.
+    """
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale says
+        stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
+    try:
+        # Into sys.argv itself: the other ranks are started with it, as they are with the first rank's environment.
+        sys.argv += shlex.split(os.environ.pop(ARGS_VARIABLE, ""))
+    except ValueError as error:
+        return _refuse(f"ARGS cannot be split into arguments ({error}); check its quotes")
+    arguments = sys.argv[1:]
+    if command is None:
+        if not arguments or arguments[0] in ("-h", "--help", "help"):
+            print(_overview())
+            return 0
+        if arguments[0] == "--version":
+            print(f"llmtrain {llmtrain.__version__}")
+            return 0
+        command, *arguments = arguments
+    if command not in COMMANDS:
+        return _refuse(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}")
+    return run_command(COMMANDS[command], arguments)
+
+
+def run_command(command: Command, arguments: Sequence[str], configs: Path | None = None) -> int:
+    """Reads the arguments of one command and launches it, or prints its help."""
+    overrides: list[str] = []
+    texts: list[str] = []
+    given_ids = False
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            texts += arguments[index + 1 :]
+            break
+        if argument in ("-h", "--help"):
+            print(describe_settings(command, configs or catalogue.config_dir(), arguments))
+            return 0
+        if argument in ("-m", "--multirun"):
+            return _refuse("several runs in one command (-m) are not there yet; start one run for each value")
+        if argument == "--ids" and command.name == "tokenize":
+            given_ids = True
+        elif argument.startswith("-") and argument != "-" and not argument[1:].isdigit():
+            return _refuse(f"there is no flag {argument}; settings are written key=value (see --help)")
+        elif _is_override(argument):
+            overrides.append(argument)
+        else:
+            texts.append(argument)
+    if texts and command.positional is None:
+        return _refuse(f"{texts[0]!r} is not of the form key=value, and {command.name} takes nothing else")
+    if given_ids:
+        overrides.append(f"ids=[{','.join(texts)}]")
+    elif texts:
+        overrides.append(f"{command.positional}={' '.join(texts)}")
+    prompt = os.environ.pop(PROMPT_VARIABLE, "")
+    if prompt and command.positional and not any(o.startswith(f"{command.positional}=") for o in overrides):
+        overrides.append(f"{command.positional}={prompt}")
+    return launch(command, overrides, configs=configs)
+
+
+def _is_override(argument: str) -> bool:
+    from llmtrain.launch.composing import is_override
+
+    return is_override(argument)
+
+
+def _overview() -> str:
+    lines = ["llmtrain — from text to a small language model, on your own machine", "", "usage:"]
+    lines += ["  llmtrain <command> [group=option …] [key=value …]", "  llmtrain <command> --help", "", "commands:"]
+    return "\n".join([*lines, *(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())])
+
+
+def describe_settings(command: Command, configs: Path, arguments: Sequence[str] = ()) -> str:
+    """The help of one command: its groups with their options, and every key with its default and comment.
+
+    Groups chosen in `arguments` show the keys of that option (`llmtrain prepare data=files --help`).
+    """
+    text = f' ["{command.positional}"]' if command.positional else ""
+    lines = [
+        f"llmtrain {command.name} — {command.summary}",
+        "",
+        f"usage: llmtrain {command.name}{text} [group=option …] [key=value …]",
+    ]
+    if command.positional:
+        lines.append("  text that looks like key=value goes after --")
+    groups = catalogue.read_groups(configs, command.name)
+    pairs = (argument.partition("=") for argument in arguments)
+    chosen: dict[str, str | None] = {
+        name: option for name, _, option in pairs if name in groups and option in groups[name].options
+    }
+    if groups:
+        lines += ["", "groups (the one in use has a star):"]
+        for group in groups.values():
+            used = chosen.get(group.name, group.default)
+            options = (f"{option}*" if option == used else option for option in group.options)
+            lines.append(f"  {group.name:<12} {'  '.join(options)}")
+    settings = catalogue.read_settings(configs, command.name, chosen)
+    shown = {f"{key}={setting.default}": setting.comment for key, setting in settings.items()}
+    width = min(max(map(len, shown), default=0), 48)
+    lines += ["", "keys and their defaults:"]
+    lines += [f"  {pair:<{width}}  {comment}".rstrip() for pair, comment in shown.items()]
+    return "\n".join(lines)
+
+
+def _refuse(sentence: str) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

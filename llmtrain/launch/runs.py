@@ -1,0 +1,89 @@
+"""The run folder: `runs/<command>/<name or time>/`, and the pointer `latest` beside it.
+
+Rank 0 makes the folder and tells the other ranks of the machine by `LLMTRAIN_RUN_DIR`. Knows nothing of what a command
+puts into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+RUN_DIR_VARIABLE = "LLMTRAIN_RUN_DIR"
+LATEST = "latest"
+
+
+def process_rank() -> int:
+    """This process's rank as its launcher set it (torchrun, Slurm, Lightning); 0 when there is none."""
+    environment = os.environ
+    for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
+        if environment.get(variable, "").isdigit():
+            rank = int(environment[variable])
+            if variable == "LOCAL_RANK" and environment.get("NODE_RANK", "0") != "0":
+                return max(rank, 1)  # only "not 0" matters; the true rank is the launcher's business
+            return rank
+    return 0
+
+
+def choose_run_dir(
+    runs_dir: Path, command: str, *, name: str | None = None, run_dir: str | None = None, resume: str | None = None
+) -> Path:
+    """Where a run goes; makes nothing.
+
+    Args:
+        runs_dir: The folder of all runs.
+        command: The command, which is the folder below it.
+        name: A name of the user's, in place of the time; an existing folder of that name is used again.
+        run_dir: The folder itself, which overrides everything else.
+        resume: `auto` continues the latest run, a path the run that holds it.
+
+    Raises:
+        ValueError: The name is not a single folder name.
+    """
+    if run_dir is not None:
+        return Path(run_dir)
+    if name is not None:
+        if name in ("", ".", "..", LATEST) or any(character in name for character in "/\\\0\n"):
+            raise ValueError(f"name={name!r} cannot name a folder; give a word without slashes, not {LATEST!r}")
+        return runs_dir / command / name
+    if resume == "auto":
+        former = latest_run(runs_dir, command)
+        if former is not None:
+            return former
+    elif resume is not None:
+        for folder in [Path(resume), *Path(resume).parents]:
+            if (folder / "config.yaml").is_file():
+                return folder.resolve() if folder.name == LATEST else folder  # the link may move on while it runs
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    folder, count = runs_dir / command / stamp, 2
+    while folder.exists():
+        folder, count = runs_dir / command / f"{stamp}-{count}", count + 1
+    return folder
+
+
+def point_latest(run_dir: Path) -> None:
+    """Makes `latest`, beside the run folder, point to it: a symbolic link, or a text file where there are none."""
+    pointer, beside = run_dir.parent / LATEST, run_dir.parent / f".{LATEST}-{os.getpid()}"
+    if run_dir.name == LATEST or (pointer.is_dir() and not pointer.is_symlink()):
+        return  # the pointer itself, or a folder of the user's own
+    with contextlib.suppress(FileNotFoundError):
+        beside.unlink()
+    try:
+        beside.symlink_to(run_dir.name, target_is_directory=True)
+    except OSError:
+        beside.write_text(run_dir.name + "\n", encoding="utf-8")
+    beside.replace(pointer)
+
+
+def latest_run(runs_dir: Path, command: str) -> Path | None:
+    """The run that `latest` points to, or None when there is none (or it is gone)."""
+    pointer = runs_dir / command / LATEST
+    if pointer.is_symlink():
+        folder = pointer.parent / pointer.readlink()
+    elif pointer.is_file():
+        folder = pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    else:
+        return None
+    return folder if folder.is_dir() else None

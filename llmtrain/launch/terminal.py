@@ -1,0 +1,216 @@
+"""What reaches the screen, what reaches stdout, and what only reaches the log file.
+
+stdout carries one thing: the line of JSON at the end (and, for commands whose product is text, that text before it).
+Everything else that is written to descriptor 1 — by Python, by C++ libraries, by child processes — goes to the log
+file, or to stderr where a command keeps no log. On stderr our own messages appear as plain sentences, and warnings;
+the libraries' INFO lines, tips and deprecations are for the log. Does not know settings or commands.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from llmtrain.launch.runs import RUN_DIR_VARIABLE
+
+_OWN_MODULES = ("llmtrain", "__main__")
+# Not for the reader of the screen: what a library will change some day, and what it thinks might be faster.
+_QUIET_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
+_QUIET_NAMES = ("PossibleUserWarning",)  # Lightning's advice; by name, so as not to import Lightning
+# Warnings of a library about what we do on purpose; the tests prove that it is right.
+_CHATTER = ("You are using ZeRO with an untested optimizer",)
+# Libraries that hang their own handler on their logger when they are imported, and stop propagation.
+_SELF_LOGGING = ("DeepSpeed", "transformers", "lightning", "lightning.pytorch", "lightning.fabric")
+
+
+class _HarnessedLogger(logging.Logger):
+    """A logger that stays under the root logger's handlers whatever its library does when imported."""
+
+    def addHandler(self, hdlr: logging.Handler) -> None:
+        if not isinstance(hdlr, logging.StreamHandler) or isinstance(hdlr, logging.FileHandler):
+            super().addHandler(hdlr)
+
+    @property
+    def propagate(self) -> bool:
+        return True
+
+    @propagate.setter
+    def propagate(self, value: bool) -> None:
+        pass
+
+
+class _TerminalFilter(logging.Filter):
+    """Our own messages from INFO on; of the libraries only warnings that a reader can act on."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] == "llmtrain":
+            return record.levelno >= logging.INFO
+        if record.levelno < logging.WARNING or getattr(record, "quiet", False):
+            return False
+        message = record.getMessage()
+        return not any(chatter in message for chatter in _CHATTER)
+
+
+class _TerminalFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = getattr(record, "short", None) or record.getMessage()
+        if record.levelno >= logging.WARNING:
+            message = f"{record.levelname.lower()}: {message}"
+        rank = getattr(self, "rank", 0)
+        return f"[rank {rank}] {message}" if rank else message
+
+
+class _TerminalHandler(logging.StreamHandler):
+    """Writes to stderr, above a progress bar when one is drawn."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm = sys.modules.get("tqdm")
+        if tqdm is None:
+            super().emit(record)
+            return
+        with tqdm.tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+class _Prints(io.TextIOWrapper):
+    """Where `print` goes. What a library prints goes to descriptor 1 instead, which means the log.
+
+    It remembers whether the last line was ended, so that JSON gets a line of its own.
+    """
+
+    line_open = False
+
+    def write(self, text: str) -> int:
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in _OWN_MODULES:
+            _write_all(1, text)
+            return len(text)
+        if text:
+            self.line_open = not text.endswith("\n")
+        return super().write(text)
+
+
+class Terminal:
+    """Takes over stdout, logging and warnings of this process; there is one for each command.
+
+    Args:
+        text_on_stdout: `print` reaches the real stdout (for commands whose product is text); otherwise stderr.
+        rank: Ranks above 0 only show warnings, and keep no log.
+    """
+
+    def __init__(self, *, text_on_stdout: bool = False, rank: int = 0) -> None:
+        self.rank = rank
+        sys.stdout.flush()
+        self._stdout = os.dup(1)
+        inherited = bool(rank and os.environ.get(RUN_DIR_VARIABLE))  # rank 0 has pointed descriptor 1 to its log
+        if not inherited:
+            os.dup2(2, 1)
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+        self._prints = _open_prints(self._stdout if inherited or (text_on_stdout and rank == 0) else 2)
+        sys.stdout = self._prints
+        self._capture_logging()
+
+    def keep_log(self, log_file: Path) -> None:
+        """Sends log lines, stray output and what was captured from now on to a file, which is appended to."""
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(descriptor, 1)
+        os.close(descriptor)
+        handler = logging.FileHandler(log_file, mode="a", encoding="utf-8", errors="backslashreplace")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.getLogger().addHandler(handler)
+
+    def say(self, text: str) -> None:
+        """Writes one message to stderr, on rank 0."""
+        if self.rank == 0:
+            print(text, file=sys.stderr, flush=True)
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Writes the results as the last line of stdout, on rank 0; afterwards nothing of ours reaches stdout."""
+        if self.rank == 0:
+            line = to_json(results) + "\n"
+            if self._prints.line_open:
+                self._prints.write("\n")
+            self._prints.flush()
+            _write_all(self._stdout, line)
+
+    def abandon(self) -> None:
+        """After the reader of stdout went away: what is still buffered goes nowhere."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in (self._prints.fileno(), self._stdout):
+            os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+    def _capture_logging(self) -> None:
+        manager = logging.Logger.manager
+        for name in _SELF_LOGGING:
+            if name not in manager.loggerDict:
+                logger = _HarnessedLogger(name)
+                logger.parent, logger.manager = logging.getLogger(), manager
+                manager.loggerDict[name] = logger
+        terminal = _TerminalHandler(sys.stderr)
+        terminal.addFilter(_TerminalFilter())
+        formatter = _TerminalFormatter()
+        formatter.rank = self.rank  # type: ignore[attr-defined]
+        terminal.setFormatter(formatter)
+        if self.rank:
+            terminal.setLevel(logging.WARNING)
+        root = logging.getLogger()
+        root.handlers[:] = [terminal]
+        root.setLevel(logging.INFO)
+        warnings.showwarning = _show_warning
+
+
+def to_json(results: Any) -> str:
+    """One line of strict JSON: paths as text, numbers that JSON lacks (nan, inf) as null, lone surrogates escaped."""
+    text = json.dumps(_plain(results), ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(_plain(results), allow_nan=False)
+    return text
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and not isinstance(value, str):  # a scalar of numpy or torch
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _write_all(descriptor: int, text: str) -> None:
+    data = memoryview(text.encode("utf-8", errors="surrogateescape"))
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _open_prints(descriptor: int) -> _Prints:
+    raw = os.fdopen(os.dup(descriptor), "wb", buffering=0)
+    return _Prints(io.BufferedWriter(raw), encoding="utf-8", errors="surrogateescape", line_buffering=True)
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    text = str(message).strip()
+    ours = "llmtrain" in Path(filename).parts
+    quiet = not ours and (issubclass(category, _QUIET_WARNINGS) or category.__name__ in _QUIET_NAMES)
+    logging.getLogger("py.warnings").warning(
+        "%s:%d: %s: %s", filename, lineno, category.__name__, text, extra={"quiet": quiet, "short": text}
+    )

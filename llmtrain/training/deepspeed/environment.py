@@ -1,0 +1,147 @@
+"""Prepares a process so that DeepSpeed can be imported and started on it: accelerator, logging, compiler.
+
+It knows nothing of models, stages or Lightning. Everything here must happen before the first
+`import deepspeed`, or between that and the start of its process group.
+"""
+
+import atexit
+import contextlib
+import io
+import logging
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+LOG_LEVEL = logging.INFO
+
+
+def prepare_import(accelerator: str) -> None:
+    """Chooses DeepSpeed's accelerator, imports DeepSpeed and moves its log off stdout.
+
+    Args:
+        accelerator: `cpu` or `cuda`. Left alone, DeepSpeed takes CUDA wherever there is a card, even if the
+            trainer runs on the CPU.
+
+    Raises:
+        RuntimeError: DeepSpeed was imported before and already settled on another accelerator.
+    """
+    os.environ["DS_ACCELERATOR"] = accelerator
+    _add_environment_to_path()
+    with quiet_stdout(), warnings.catch_warnings():
+        # Deprecations of torch and pydantic that DeepSpeed's own modules trigger; nobody here can mend them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", FutureWarning)
+        import deepspeed
+        from deepspeed.accelerator import get_accelerator
+    chosen = get_accelerator().device_name()
+    if chosen != accelerator:
+        raise RuntimeError(
+            f"DeepSpeed runs on {chosen!r} in this process and cannot change to {accelerator!r}; start anew."
+        )
+    redirect_logger(deepspeed.utils.logging.logger)
+    # DeepSpeed calls collectives by the names that torch 2.13 began to replace, at every step.
+    warnings.filterwarnings(
+        "ignore", r"`torch\.distributed\.(all_gather_into|reduce_scatter)_tensor` is deprecated", FutureWarning
+    )
+
+
+def redirect_logger(deepspeed_logger: logging.Logger) -> None:
+    """Hands DeepSpeed's records to python logging instead of its own handler on stdout."""
+    for handler in list(deepspeed_logger.handlers):
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+            deepspeed_logger.removeHandler(handler)
+    deepspeed_logger.propagate = True
+    deepspeed_logger.setLevel(LOG_LEVEL)
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Turns what DeepSpeed and torch's extension builder print into INFO records of DeepSpeed's logger."""
+    text = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(text):
+            yield
+    finally:
+        for line in text.getvalue().splitlines():
+            if line.strip():
+                logging.getLogger("DeepSpeed").info("%s", line)
+
+
+def _add_environment_to_path() -> None:
+    """Makes a `ninja` installed beside this interpreter findable, as in an environment not activated."""
+    folder = Path(sys.executable).parent
+    if shutil.which("ninja") is None and (folder / "ninja").exists():
+        os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(folder)]))
+
+
+def close_process_group_at_exit() -> None:
+    """Ends gloo's threads before the interpreter: left running, they abort a process that is done."""
+    atexit.unregister(_close_process_group)
+    atexit.register(_close_process_group)
+
+
+def _close_process_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def settle_shared_memory_op(processes: int) -> None:
+    """Decides whether DeepSpeed may use its shared-memory op for several CPU processes.
+
+    DeepSpeed's start on CPU compiles the op and raises where it cannot. One process has nobody to talk to;
+    several can always talk through gloo, which is what ZeRO's collectives use in any case (the op serves
+    `inference_all_reduce` only).
+
+    Args:
+        processes: processes on this machine.
+    """
+    import deepspeed.ops
+
+    if "__compatible_ops__" in vars(deepspeed.ops):  # settled by an earlier fit of this process
+        return
+    usable = processes > 1 and _compiles()
+    # Reading DeepSpeed's own table would probe every op it has with the compiler, which takes seconds; this
+    # entry is the only one that is read.
+    deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": usable}
+    if processes > 1 and not usable and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        logger.warning(
+            "DeepSpeed's shared-memory op could not be compiled (it needs a C++ compiler and ninja);"
+            " the processes talk through gloo instead, with the same results."
+        )
+
+
+def _compiles() -> bool:
+    """Whether the op can be had, found out by compiling it (DeepSpeed would find out by raising)."""
+    compiler = os.environ.get("CXX", "c++").split()
+    if sys.platform != "linux" or not compiler or not shutil.which(compiler[0]) or not shutil.which("ninja"):
+        return False
+    from deepspeed.accelerator import get_accelerator
+
+    builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+    try:
+        with quiet_stdout(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _remove_stale_lock(builder.name)
+            builder.load(verbose=False)
+    except Exception as error:  # whatever a foreign compiler does must not end the run
+        logging.getLogger("DeepSpeed").info("The shared-memory op did not compile: %s", error)
+        return False
+    return True
+
+
+def _remove_stale_lock(op: str) -> None:
+    """Removes the lock of a build that was killed: torch's extension builder would wait for it for ever."""
+    from torch.utils.cpp_extension import _get_build_directory
+
+    lock = Path(_get_build_directory(op, False)) / "lock"
+    with contextlib.suppress(OSError):
+        if time.time() - lock.stat().st_mtime > 300:  # the build takes well under a minute of one core
+            lock.unlink()

@@ -1,0 +1,350 @@
+"""`fit`: one training run from a plain model and a data module to a model folder. Pretraining and fine-tuning call it.
+
+It joins the module, the strategy, the callbacks and the loggers, and decides nothing about data, tokenizers or where a
+setting came from. It knows neither Hydra nor the terminal's last line.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.loggers import Logger
+
+from llmtrain.checkpoint import save_model_folder
+from llmtrain.model import Transformer
+from llmtrain.training import checkpointing, hardware
+from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
+from llmtrain.training.checkpointing import Resumed, RunState
+from llmtrain.training.control import RunControl
+from llmtrain.training.deepspeed import build_strategy
+from llmtrain.training.hardware import Machine
+from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
+from llmtrain.training.module import LanguageModule
+from llmtrain.training.progress import ProgressLine
+from llmtrain.training.saving import Checkpoints, WriteModel
+
+if TYPE_CHECKING:
+    from llmtrain.generation import SamplingParams
+
+log = logging.getLogger(__name__)
+
+REQUEUE_EXIT_CODE = 75
+"""What a command ends with after a signal: the run is saved and may be queued again (sysexits' EX_TEMPFAIL)."""
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run came to. On every rank; only rank 0 wrote the folders.
+
+    Attributes:
+        model_dir: the run's model (or adapter) folder: the best by validation, or the last.
+        steps: optimiser steps taken, over all sessions.
+        tokens: trained tokens seen, over all sessions and ranks.
+        best_step: step of the model in `model_dir`.
+        val_loss: its validation loss in nats per token; `None` without validation data.
+        val_bpb: its validation bits per byte; `None` where the data is not text.
+        last_val_loss: validation loss of the last step; differs from `val_loss` if an earlier step was better.
+        tokens_per_second: of this session, over training time alone.
+        train_seconds: training time alone, over all sessions.
+        resumed_from: step that this session began at.
+        stopped_by: name of the signal that ended the run early.
+        is_main: whether this is rank 0, which reports.
+    """
+
+    model_dir: Path
+    steps: int
+    tokens: int
+    best_step: int
+    val_loss: float | None
+    val_bpb: float | None
+    last_val_loss: float | None
+    tokens_per_second: float
+    train_seconds: float
+    resumed_from: int = 0
+    stopped_by: str | None = None
+    is_main: bool = True
+
+
+def fit(
+    *,
+    model: Transformer,
+    data: pl.LightningDataModule,
+    tokenizer: Any,
+    run_dir: Path,
+    total_steps: int,
+    accumulation: int = 1,
+    seed: int = 0,
+    optimizer: str = "adamw",
+    lr: float = 1e-3,
+    optimizer_options: Mapping[str, Any] | None = None,
+    schedule: str = "cosine",
+    warmup_steps: int = 0,
+    min_lr_ratio: float = 0.1,
+    decay_fraction: float = 0.2,
+    grad_clip: float | None = 1.0,
+    strategy: str = "deepspeed_1",
+    strategy_options: Mapping[str, Any] | None = None,
+    accelerator: str = "auto",
+    devices: int | str = "auto",
+    num_nodes: int = 1,
+    precision: str = "auto",
+    compile_model: bool = False,
+    gradient_checkpointing: bool = False,
+    validates: bool = True,
+    tokens_per_byte: float | None = None,
+    log_every: int = 10,
+    val_every: int | None = None,
+    checkpoint_every: int | None = None,
+    keep_last: int | None = 2,
+    sample_every: int | None = None,
+    sample_prompts: Sequence[str] = (),
+    sampling: SamplingParams | None = None,
+    wandb: Mapping[str, Any] | None = None,
+    resume: str | Path | None = None,
+    flops_per_position: float | None = None,
+    info: Mapping[str, Any] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    write_model: WriteModel | None = None,
+    model_name: str = "model",
+) -> FitResult:
+    """Trains a model and leaves it in `<run_dir>/model`.
+
+    Args:
+        model: the plain transformer, already initialised or loaded; an adapter, if any, attached in place.
+        data: yields `total_steps × accumulation` micro-batches per rank; its `start_step` is set on resume.
+        tokenizer: the model's `Tokenizer`; handed on to the model folder and to the samples, never looked into.
+        run_dir: the run folder, the same on every rank.
+        total_steps: optimiser steps of the whole run.
+        accumulation: micro-batches per step and rank.
+        seed: of dropout.
+        optimizer: `adamw` or `muon`.
+        lr: peak learning rate of AdamW's groups.
+        optimizer_options: further arguments of `build_optimizer`.
+        schedule: `cosine`, `wsd` or `constant`, with `warmup_steps`, `min_lr_ratio` and `decay_fraction`.
+        grad_clip: largest norm of the gradient; `None` or 0 does not clip.
+        strategy: `deepspeed_1`, `deepspeed_2`, `deepspeed_3` or `single`.
+        strategy_options: further arguments of `build_strategy`.
+        accelerator: `auto`, `cpu` or `gpu`.
+        devices: processes on this machine.
+        num_nodes: machines.
+        precision: `auto`, `bf16` or `fp32`.
+        compile_model: forward and backward through `torch.compile`.
+        gradient_checkpointing: recompute activations in backward.
+        validates: whether `data` has validation batches.
+        tokens_per_byte: validation targets per byte of validation text, for bits per byte.
+        log_every, val_every, checkpoint_every, sample_every: in optimiser steps; see `RunControl`.
+        keep_last: checkpoints that stay; `None` keeps all.
+        sample_prompts: fixed prompts of the samples.
+        sampling: how samples are drawn.
+        wandb: arguments of `loggers.build_wandb`; `None` logs to `metrics.csv` only.
+        resume: `None`, `auto`, or the path of a checkpoint or run.
+        flops_per_position: for MFU; `None` leaves it out.
+        info: what `llmtrain.json` remembers beside the counters.
+        fixed: facts that a resumed run must share, by the name a user knows them under.
+        write_model: writes the model folder; default: `save_model_folder` of the plain model.
+        model_name: name of the model folder inside the run folder.
+
+    Raises:
+        ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
+    """
+    machine = hardware.resolve_machine(accelerator, devices, num_nodes, precision)
+    _check_intervals(
+        log_every=log_every, val_every=val_every, checkpoint_every=checkpoint_every, sample_every=sample_every,
+        keep_last=keep_last,
+    )  # fmt: skip
+    if compile_model:
+        hardware.check_compiler()
+    facts = {
+        **(fixed or {}),
+        "strategy": strategy,
+        "the number of processes": machine.world_size,
+        "the number of micro-batches per step": accumulation,
+        "trainer.precision": machine.precision,
+        "optim.name": optimizer,
+        "seed": seed,
+    }
+    settings = {"optim.lr": lr, "optim.schedule": schedule, "the number of steps": total_steps}
+    resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
+    if resumed and resumed.step >= total_steps:
+        return _already_done(run_dir, model_name, resumed)
+    data.start_step = resumed.step if resumed else 0  # type: ignore[attr-defined]
+    model.train()
+    model.gradient_checkpointing = gradient_checkpointing
+    module = LanguageModule(
+        model, total_steps=total_steps, optimizer=optimizer, lr=lr, schedule_name=schedule, warmup_steps=warmup_steps,
+        optimizer_options=_optimizer_options(optimizer, optimizer_options, machine), min_lr_ratio=min_lr_ratio,
+        decay_fraction=decay_fraction, seed=seed, tokens_per_byte=tokens_per_byte, compile_model=compile_model,
+        tokens_seen=resumed.state.tokens if resumed else 0,
+    )  # fmt: skip
+    control = RunControl(
+        total_steps=total_steps, accumulation=accumulation, log_every=log_every, val_every=val_every,
+        validates=validates, checkpoint_every=checkpoint_every, sample_every=sample_every if sample_prompts else None,
+        progress=ProgressLine(total_steps), earlier_seconds=resumed.state.train_seconds if resumed else 0.0,
+    )  # fmt: skip
+    loggers = _build_loggers(run_dir, resumed.step if resumed else 0, wandb)
+    figures = Figures(control, flops_per_position=flops_per_position, precision=machine.precision)
+    samples = [Samples(control, run_dir, tokenizer, sample_prompts, sampling)] if sampling and sample_prompts else []
+    checkpoints = Checkpoints(
+        control, run_dir, fixed=facts, free=settings, keep_last=keep_last, resumed=resumed, model_name=model_name,
+        write_model=write_model or _model_writer(model, tokenizer, {**(info or {}), "wandb_run_id": run_id(run_dir)}),
+    )  # fmt: skip
+    built = build_strategy(
+        strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
+        num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
+    )  # fmt: skip
+    callbacks = [StopOnSignal(control), figures, *samples, checkpoints]
+    with _library_deprecations_ignored():
+        trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
+        try:
+            trainer.fit(module, datamodule=data)
+        finally:
+            close(loggers)
+    return _result(trainer, module, control, figures, checkpoints)
+
+
+def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
+    """Muon's products are taken in the run's precision unless told otherwise."""
+    extra = {"muon_dtype": hardware.DTYPES[machine.precision]} if optimizer == "muon" else {}
+    return {**extra, **(options or {})}
+
+
+def _result(
+    trainer: pl.Trainer, module: LanguageModule, control: RunControl, figures: Figures, checkpoints: Checkpoints
+) -> FitResult:
+    best = checkpoints.best or {}
+    return FitResult(
+        model_dir=checkpoints.model_dir,
+        steps=trainer.global_step,
+        tokens=module.tokens_seen,
+        best_step=best.get("step", trainer.global_step),
+        val_loss=best.get("val_loss"),
+        val_bpb=best.get("val_bpb"),
+        last_val_loss=module.last_validation.get("val/loss"),
+        tokens_per_second=figures.tokens_per_second(module),
+        train_seconds=control.train_seconds,
+        resumed_from=checkpoints.resumed_from,
+        stopped_by=control.stop_signal,
+        is_main=trainer.is_global_zero,
+    )
+
+
+def _build_trainer(
+    strategy: Any,
+    machine: Machine,
+    control: RunControl,
+    callbacks: Sequence[pl.Callback],
+    loggers: list[Logger],
+    *,
+    grad_clip: float | None,
+    run_dir: Path,
+) -> pl.Trainer:
+    """A trainer without anything that is not used: its default callbacks, logging and checks cost time per batch."""
+    return pl.Trainer(
+        strategy=strategy,
+        accelerator=machine.accelerator,
+        devices=machine.devices,
+        num_nodes=machine.num_nodes,
+        callbacks=list(callbacks),
+        logger=loggers,
+        max_steps=control.total_steps,
+        accumulate_grad_batches=control.accumulation,
+        gradient_clip_val=grad_clip or None,
+        # In micro-batches over the whole run; the last step validates through `should_stop` (see `StopOnSignal`).
+        val_check_interval=(control.val_every or control.total_steps) * control.accumulation,
+        check_val_every_n_epoch=None,
+        limit_val_batches=None if control.validates else 0,
+        num_sanity_val_steps=0,
+        log_every_n_steps=0,  # nothing is logged through Lightning's result collection
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_autolog_hparams=False,
+        use_distributed_sampler=False,
+        default_root_dir=run_dir,
+    )
+
+
+@contextmanager
+def _library_deprecations_ignored() -> Iterator[None]:
+    """Silences what libraries deprecate in each other, which nobody here can mend, and advice that does not apply."""
+    with warnings.catch_warnings():
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.filterwarnings("ignore", category=category, module=r"(lightning|deepspeed|torch)\.")
+        # The hook belongs to the module: it knows which parts of a batch the device needs.
+        warnings.filterwarnings("ignore", message=r"You have overridden `transfer_batch_to_device`")
+        # Ours is a folder with a whole model folder beside the shards.
+        warnings.filterwarnings("ignore", message=r"When saving the DeepSpeed Stage 3 checkpoint")
+        yield
+
+
+def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
+    loggers: list[Logger] = [MetricsCsv(run_dir / METRICS_FILE, resumed_step=resumed_step)]
+    return loggers if wandb is None else [*loggers, build_wandb(run_dir, **wandb)]
+
+
+def _model_writer(model: Transformer, tokenizer: Any, info: Mapping[str, Any]) -> WriteModel:
+    def write(folder: Path, weights: Mapping[str, torch.Tensor], counters: Mapping[str, Any]) -> None:
+        save_model_folder(
+            folder, config=model.config, state_dict=weights, tokenizer=tokenizer, info={**info, **counters}
+        )
+
+    return write
+
+
+def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> Resumed | None:
+    """The checkpoint to continue from, compared with this run; `None` for a fresh start.
+
+    Raises:
+        ValueError: the checkpoint does not fit, or a fresh start would mix with another run's files.
+    """
+    checkpoint = checkpointing.find_checkpoint(resume, run_dir)
+    if checkpoint is not None:
+        state = checkpoint.state()
+        checkpointing.check_resumable(checkpoint, state, now)
+        log.info("resuming at step %d from %s", state.step, checkpoint.path)
+        return Resumed(checkpoint, state)
+    if resume is not None:
+        log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
+    elif is_main_process() and ((run_dir / METRICS_FILE).exists() or checkpointing.list_checkpoints(run_dir)):
+        raise ValueError(
+            f"{run_dir} holds another run; resume=auto continues it, name=… or paths.run_dir=… starts one elsewhere."
+        )
+    return None
+
+
+def _already_done(run_dir: Path, model_name: str, resumed: Resumed) -> FitResult:
+    """The result of a run that has nothing left to do."""
+    state = resumed.state
+    log.warning("nothing is left to do: %s is at step %d; raise trainer.max_steps to go on", run_dir, state.step)
+    model_dir = run_dir / model_name
+    best = state.best or {}
+    return FitResult(
+        # A run that was killed between its last checkpoint and its end may lack the folder.
+        model_dir=model_dir if model_dir.exists() else resumed.checkpoint.path / model_name,
+        steps=state.step,
+        tokens=state.tokens,
+        best_step=best.get("step", state.step),
+        val_loss=best.get("val_loss"),
+        val_bpb=best.get("val_bpb"),
+        last_val_loss=None,
+        tokens_per_second=state.tokens / state.train_seconds if state.train_seconds else 0.0,
+        train_seconds=state.train_seconds,
+        resumed_from=state.step,
+        is_main=is_main_process(),
+    )
+
+
+def _check_intervals(**intervals: int | None) -> None:
+    for name, value in intervals.items():
+        if value is None and name == "log_every":
+            raise ValueError("trainer.log_every must be a number of steps.")
+        if value is not None and value < 1:
+            raise ValueError(f"trainer.{name}={value} must be at least 1, or null for never.")

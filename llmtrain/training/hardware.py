@@ -1,0 +1,191 @@
+"""What the machine at hand can do: which accelerator, how many devices, which precision, how many FLOP/s at most.
+
+Knows torch and the processor. It does not know models, batches or DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+
+import torch
+
+log = logging.getLogger(__name__)
+
+PRECISIONS = ("auto", "bf16", "fp32")
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+# Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets (half of the "with sparsity" figures).
+# Matched in order against the device name.
+_GPU_PEAKS = (
+    ("B200", 2250e12),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+    ("A10G", 70e12),
+    ("A10", 125e12),
+    ("4090", 165e12),
+    ("3090", 71e12),
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a run trains on, every `auto` resolved.
+
+    Attributes:
+        accelerator: `cpu` or `gpu`, as Lightning calls them.
+        devices: processes on each machine.
+        num_nodes: machines.
+        precision: `bf16` or `fp32`.
+    """
+
+    accelerator: str
+    devices: int
+    num_nodes: int
+    precision: str
+
+    @property
+    def world_size(self) -> int:
+        """All processes."""
+        return self.devices * self.num_nodes
+
+    @property
+    def device_type(self) -> str:
+        """`cpu` or `cuda`, as torch calls them."""
+        return "cuda" if self.accelerator == "gpu" else "cpu"
+
+
+def resolve_machine(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Machine:
+    """Resolves every `auto`.
+
+    Raises:
+        ValueError: as `resolve_accelerator`, `resolve_devices` and `resolve_precision`.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"trainer.num_nodes={num_nodes} must be at least 1.")
+    accelerator = resolve_accelerator(accelerator)
+    return Machine(
+        accelerator, resolve_devices(devices, accelerator), num_nodes, resolve_precision(precision, accelerator)
+    )
+
+
+def resolve_accelerator(accelerator: str) -> str:
+    """`auto` → `gpu` where CUDA is usable, else `cpu`.
+
+    Raises:
+        ValueError: for an unknown name, or a GPU that is asked for and not there.
+    """
+    if accelerator not in ("auto", "cpu", "gpu", "cuda"):
+        raise ValueError(f"trainer.accelerator={accelerator!r} must be auto, cpu or gpu.")
+    available = torch.cuda.is_available()
+    if accelerator == "auto":
+        return "gpu" if available else "cpu"
+    if accelerator != "cpu" and not available:
+        raise ValueError(
+            f"trainer.accelerator={accelerator} was asked for and torch {torch.__version__} sees no CUDA device; "
+            "take trainer.accelerator=cpu or install a CUDA build of torch (make TORCH_INDEX=…)."
+        )
+    return "cpu" if accelerator == "cpu" else "gpu"
+
+
+def resolve_devices(devices: int | str, accelerator: str) -> int:
+    """Processes on this machine: `auto` means every GPU, or one process on a CPU.
+
+    Raises:
+        ValueError: for a number that is not positive or exceeds the GPUs there are.
+    """
+    count = torch.cuda.device_count() if accelerator == "gpu" else 1
+    if devices == "auto":
+        return count
+    try:
+        number = int(devices)
+    except ValueError:
+        raise ValueError(f"trainer.devices={devices!r} must be a number or auto.") from None
+    if number < 1:
+        raise ValueError(f"trainer.devices={number} must be at least 1.")
+    if accelerator == "gpu" and number > count:
+        raise ValueError(f"trainer.devices={number} exceeds the {count} GPUs of this machine.")
+    return number
+
+
+def resolve_precision(precision: str, accelerator: str) -> str:
+    """`auto` → `bf16` where the processor multiplies bf16 natively, else `fp32`.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"trainer.precision={precision!r} must be one of {', '.join(PRECISIONS)}.")
+    native = has_native_bf16(accelerator)
+    if precision == "auto":
+        return "bf16" if native else "fp32"
+    if precision == "bf16" and not native:
+        log.warning("trainer.precision=bf16: this processor has no bf16 arithmetic, so it will be slower than fp32.")
+    return precision
+
+
+def has_native_bf16(accelerator: str) -> bool:
+    """AVX512-BF16, AMX or Arm's BF16 on a CPU; compute capability 8.0 (Ampere) or above on a GPU."""
+    if accelerator == "gpu":
+        return torch.cuda.get_device_capability()[0] >= 8
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def peak_flops(precision: str, device: torch.device, *, seconds: float = 0.2) -> float:
+    """The most FLOP/s that this process's device can do in a precision, the denominator of MFU.
+
+    A known GPU's data sheet in bf16; otherwise the fastest of repeated square matrix products, measured now.
+
+    Args:
+        precision: `bf16` or `fp32`.
+        device: where the model trains.
+        seconds: how long to measure.
+    """
+    if device.type == "cuda" and precision == "bf16":
+        name = torch.cuda.get_device_name(device)
+        known = next((peak for part, peak in _GPU_PEAKS if part in name), None)
+        if known:
+            return known
+    size = 4096 if device.type == "cuda" else 1024
+    with torch.no_grad():
+        left = torch.full((size, size), 0.5, dtype=DTYPES[precision], device=device)
+        best = float("inf")
+        end = time.perf_counter() + seconds
+        left @ left  # the first product pays for thread pools and kernels
+        while True:
+            synchronize(device)
+            start = time.perf_counter()
+            left @ left
+            synchronize(device)
+            now = time.perf_counter()
+            best = min(best, now - start)
+            if now > end:
+                return 2 * size**3 / best
+
+
+def check_compiler() -> None:
+    """Refuses `torch.compile` where it has no compiler to hand its code to.
+
+    Raises:
+        ValueError: there is none.
+    """
+    names = [os.environ.get("CXX", "").split(" ")[0], "c++", "g++", "clang++"]
+    if not any(name and shutil.which(name) for name in names):
+        raise ValueError(
+            "trainer.compile=true needs a C++ compiler, and there is none on PATH; install one (Debian: apt install "
+            "g++) or leave trainer.compile=false."
+        )
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what it was given; nothing on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,254 @@
+"""Where figures go: `metrics.csv` always, Weights & Biases if asked for.
+
+Knows names, numbers and steps. It does not know what the figures mean or when they are due. Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import netrc
+import os
+import secrets
+import socket
+import string
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
+
+log = logging.getLogger(__name__)
+
+
+def is_main_process() -> bool:
+    """Whether this process reports and writes (rank 0), as far as can be known before the ranks meet."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+METRICS_FILE = "metrics.csv"
+STEP = "step"
+_RUN_ID_FILE = "wandb_run_id.txt"
+
+
+class MetricsCsv(Logger):
+    """One row per step in a CSV file that a resumed run continues.
+
+    Lightning's own CSVLogger deletes an existing file when it opens the folder, and writes one row per call. Here the
+    figures of one step (training and validation) share a row, a row is on disk once `save` is called or the next
+    step's figures come, and opening at step N drops the rows after N: the run is about to produce them again.
+
+    Args:
+        path: the file; created with its first row.
+        resumed_step: rows after this step are dropped; 0 starts afresh.
+    """
+
+    def __init__(self, path: str | Path, *, resumed_step: int = 0) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._columns: list[str] = [STEP]
+        self._row: dict[str, Any] = {}
+        if is_main_process():
+            self._truncate(resumed_step)
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
+
+    @property
+    def version(self) -> str:
+        """Not versioned: one file per run folder."""
+        return ""
+
+    @property
+    def save_dir(self) -> str:
+        """The folder of the file."""
+        return str(self.path.parent)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the resolved config is a file of its own."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Adds figures to the row of a step."""
+        assert step is not None
+        if self._row and self._row[STEP] != step:
+            self.save()
+        self._row[STEP] = step
+        self._row.update(metrics)
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Writes the current row."""
+        if not self._row:
+            return
+        new = [name for name in self._row if name not in self._columns]
+        if new:
+            self._columns += new
+            self._write_all(read_rows(self.path))
+        with self.path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow({k: _text(v) for k, v in self._row.items()})
+        self._row = {}
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Writes what is left, however the run ended."""
+        self.save()
+
+    def _truncate(self, resumed_step: int) -> None:
+        if not self.path.exists():
+            return
+        rows = [row for row in read_rows(self.path) if int(row[STEP]) <= resumed_step]
+        if not rows:
+            self.path.unlink()
+            return
+        self._columns = list(rows[0])
+        self._write_all(rows)
+
+    def _write_all(self, rows: list[dict[str, str]]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+        beside = self.path.with_name(f".{self.path.name}.writing")
+        beside.write_text(text.getvalue(), encoding="utf-8", newline="")
+        beside.replace(self.path)
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The whole rows of a metrics file; a last line that a kill cut short is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(io.StringIO(whole, newline="")))
+
+
+def _text(value: Any) -> Any:
+    """Nine significant digits hold an fp32 number exactly; counts stay whole."""
+    return f"{value:.9g}" if isinstance(value, float) else value
+
+
+def run_id(run_dir: Path) -> str | None:
+    """The W&B run id of a run folder; `None` if it has none."""
+    path = run_dir / _RUN_ID_FILE
+    return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+def _make_run_id(run_dir: Path) -> str:
+    """The run id, created on first use, so that it is on disk before the first step."""
+    known = run_id(run_dir)
+    if known is not None:
+        return known
+    alphabet = string.ascii_lowercase + string.digits
+    new = "".join(secrets.choice(alphabet) for _ in range(8))
+    (run_dir / _RUN_ID_FILE).write_text(new + "\n", encoding="utf-8")
+    return new
+
+
+def build_wandb(
+    run_dir: Path,
+    *,
+    project: str,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    mode: str = "auto",
+) -> Logger:
+    """A W&B logger that never prompts and never waits for a network that is not there.
+
+    Args:
+        run_dir: the run folder; W&B's own files go to `<run_dir>/wandb`, the run id to `wandb_run_id.txt`.
+        project: W&B project.
+        name: shown name; the run folder's name by default.
+        config: the run's resolved settings.
+        mode: `auto` (online only if logged in and the server answers), `online` or `offline`.
+
+    Raises:
+        ValueError: for an unknown mode, or `online` without being logged in.
+    """
+    if mode not in ("auto", "online", "offline"):
+        raise ValueError(f"logger.mode={mode!r} must be auto, online or offline.")
+    from lightning.pytorch.loggers import WandbLogger
+
+    if not is_main_process():
+        return WandbLogger(project=project)  # writes nothing
+    import wandb
+
+    offline = mode == "offline" or os.environ.get("WANDB_MODE", "") in ("offline", "dryrun", "disabled")
+    if not offline:
+        offline = not _can_be_online(required=mode == "online")
+    # The run is begun here, as Lightning would pass on a setting that W&B warns of. What stands on the terminal is the
+    # command's business (console), and an offline run opens no connection, not even to report its errors.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    run = wandb.init(
+        project=project,
+        name=name or run_dir.name,
+        id=_make_run_id(run_dir),
+        dir=str(run_dir),
+        config=dict(config or {}),
+        mode="offline" if offline else "online",
+        resume="allow" if not offline else None,
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return WandbLogger(experiment=run)
+
+
+def close(loggers: Sequence[Logger]) -> None:
+    """Ends a W&B run that `build_wandb` began, so that it is whole on disk (and uploaded, if online)."""
+    for logger in loggers:
+        if is_main_process() and hasattr(logger, "experiment"):
+            logger.experiment.finish()
+
+
+def _can_be_online(*, required: bool) -> bool:
+    """Whether the user is logged in to W&B and its server answers soon."""
+    if not _has_login():
+        if required:
+            raise ValueError("logger.mode=online needs a W&B login: run `wandb login`, or take logger.mode=offline.")
+        log.info("W&B keeps this run offline, as nobody is logged in here; `wandb sync` uploads it later")
+        return False
+    host = _wandb_host()
+    if not _answers(host):
+        log.warning("W&B keeps this run offline, as %s does not answer; `wandb sync` uploads it later", host)
+        return False
+    return True
+
+
+def _wandb_host() -> str:
+    return urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
+
+
+def _has_login() -> bool:
+    """Whether W&B would find a key, looked for where W&B looks; asking W&B itself would start its service."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    given = os.environ.get("NETRC")
+    candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
+    for path in candidates:
+        try:
+            if netrc.netrc(path).authenticators(_wandb_host()) is not None:
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+def _answers(host: str, *, seconds: float = 3.0) -> bool:
+    """Whether a host takes a connection in time. In a thread, as looking up a name cannot be given a limit."""
+    name, _, port = host.partition(":")
+    reached = threading.Event()
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=seconds):
+            reached.set()
+
+    threading.Thread(target=connect, daemon=True).start()
+    return reached.wait(seconds)

@@ -1,0 +1,66 @@
+"""One process without DeepSpeed: fp32 weights, computed in fp32 or under bf16 autocast.
+
+It offers the same two things as the DeepSpeed strategy: the true gradient norm and the fp32 weights.
+"""
+
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+
+
+class _NormKeeper(Precision):
+    """Measures the gradient's norm at every step and clips by it.
+
+    Lightning refuses to clip under autocast with a fused optimiser, because such an optimiser may unscale
+    the gradient itself. In bf16 nothing is scaled, so clipping is right.
+    """
+
+    norm: Tensor | None = None
+
+    def clip_gradients(
+        self, optimizer: Any, clip_val: float | None = 0.0, gradient_clip_algorithm: Any = "norm"
+    ) -> None:
+        parameters = [p for p in self.main_params(optimizer) if p.grad is not None]
+        self.norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if clip_val and clip_val > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip_val, self.norm)
+
+
+class _BF16Precision(_NormKeeper, MixedPrecision):
+    """bf16 autocast over fp32 weights."""
+
+
+class SingleStrategy(SingleDeviceStrategy):
+    """One process on one device.
+
+    Args:
+        accelerator: `cpu` or `cuda`.
+        precision: `bf16` (fp32 weights, bf16 autocast) or `fp32`.
+    """
+
+    def __init__(self, *, accelerator: str, precision: str = "fp32") -> None:
+        device = torch.device("cuda", 0) if accelerator == "cuda" else torch.device("cpu")
+        self._norms = _BF16Precision("bf16-mixed", device.type) if precision == "bf16" else _NormKeeper()
+        super().__init__(device=device, precision_plugin=self._norms)
+
+    @property
+    def last_grad_norm(self) -> float | None:
+        """Norm of the last step's whole gradient before clipping; None before the first step.
+
+        Reading it waits for the device.
+        """
+        return None if self._norms.norm is None else float(self._norms.norm)
+
+    def fp32_state_dict(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's state dict on the CPU, floating-point values in fp32, tied weights as one tensor."""
+        copies: dict[int, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        for name, value in module.state_dict(keep_vars=True).items():
+            if id(value) not in copies:
+                kept = value.detach().to("cpu", copy=True)
+                copies[id(value)] = kept.float() if kept.is_floating_point() else kept
+            state[name] = copies[id(value)]
+        return state

@@ -1,0 +1,52 @@
+"""Fixtures that every package's tests share: the smallest model that still has every part, and a byte tokenizer.
+
+The model is PAINS' model T (2 layers, hidden 64, 4 heads over 2 key/value heads, tied embeddings, fp32, CPU), with
+room in its vocabulary for the byte tokenizer's special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from llmtrain.model import ModelConfig, Transformer
+    from llmtrain.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> Callable[..., ModelConfig]:
+    """`tiny_config(dropout=0.1)`: the configuration of model T, with changes."""
+    from llmtrain.model import ModelConfig
+
+    def make(**changes: Any) -> ModelConfig:
+        values: dict[str, Any] = {
+            "vocab_size": 320,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+        }
+        return ModelConfig(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def tiny_model(tiny_config: Callable[..., ModelConfig]) -> Transformer:
+    """Model T with random weights of seed 0, in evaluation mode; a new one for each test."""
+    from llmtrain.model import build_model
+
+    return build_model(tiny_config(), seed=0).eval()
+
+
+@pytest.fixture(scope="session")
+def byte_tok() -> Tokenizer:
+    """The byte tokenizer: 256 bytes and the special tokens."""
+    from llmtrain.tokenizer import byte_tokenizer
+
+    return byte_tokenizer()

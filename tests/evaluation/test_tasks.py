@@ -1,0 +1,121 @@
+"""Task scores: asked through the chat template, compared by the metric, never better for a failed request."""
+
+import logging
+
+import pytest
+
+from llmtrain.data.examples import Conversation, encode_examples
+from llmtrain.evaluation import METRICS, score_task
+from llmtrain.generation import Completion, Engine, SamplingParams
+from llmtrain.tokenizer import render_chat
+
+ITEMS = [
+    {"prompt": "1+1", "completion": "2"},
+    {"prompt": "2+2", "completion": "4"},
+    {"prompt": "1+3", "completion": "4"},
+]
+
+
+class AnsweringEngine:
+    """Stands for an engine whose model knows some answers by heart; remembers what it was asked and how."""
+
+    def __init__(self, tokenizer, answers):
+        self.tokenizer = tokenizer
+        self.answers = answers
+        self.asked = []
+        self.sampling = None
+
+    def generate(self, prompts, sampling):
+        self.asked, self.sampling = prompts, sampling
+        return [self._complete(self.tokenizer.decode(prompt)) for prompt in prompts]
+
+    def _complete(self, prompt):
+        if prompt not in self.answers:
+            return Completion("", [], "error", 0, None, error="does not fit")
+        return Completion(self.answers[prompt], [], "stop", len(prompt), 0)
+
+
+def test_the_score_is_points_over_possible_points(byte_tok):
+    engine = AnsweringEngine(byte_tok, {"1+1": " 2 ", "2+2": "5", "1+3": "4"})
+    result = score_task(engine, ITEMS, metric="exact_match")
+    assert result["score"] == pytest.approx(2 / 3)
+    assert result["chance"] == pytest.approx(2 / 3)  # "4" to everything
+    assert (result["n"], result["errors"], result["stopped"]) == (3, 0, 1.0)
+    assert result["items"][1] == {
+        "prompt": "2+2",
+        "reference": "4",
+        "prediction": "5",
+        "points": 0,
+        "possible": 1,
+        "finish_reason": "stop",
+        "error": None,
+    }
+
+
+def test_items_are_asked_as_the_user_of_a_chat_and_answered_greedily(byte_tok):
+    engine = AnsweringEngine(byte_tok, {})
+    score_task(engine, ITEMS)
+    expected = [
+        render_chat([{"role": "user", "content": item["prompt"]}], byte_tok, add_generation_prompt=True)[0]
+        for item in ITEMS
+    ]
+    assert engine.asked == expected
+    assert engine.sampling == SamplingParams(temperature=0.0, max_new_tokens=1 + 8)
+    examples, _ = encode_examples(ITEMS, byte_tok, max_length=64)
+    score_task(engine, examples)
+    assert engine.asked == expected
+
+
+def test_a_conversation_is_asked_for_its_last_answer(byte_tok):
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+    engine = AnsweringEngine(byte_tok, {"be briefabc": "d"})
+    result = score_task(engine, [Conversation(messages)])
+    assert engine.asked == [render_chat(messages[:-1], byte_tok, add_generation_prompt=True)[0]]
+    assert result["score"] == 1.0
+
+
+def test_items_that_cannot_be_asked_score_nothing_and_are_counted(byte_tok, caplog):
+    engine = AnsweringEngine(byte_tok, {"1+1": "2"})
+    with caplog.at_level(logging.WARNING):
+        result = score_task(engine, ITEMS, chance=0.5)
+    assert result["score"] == pytest.approx(1 / 3)
+    assert result["chance"] == 0.5
+    assert result["errors"] == 2
+    assert "2 of 3 items could not be answered and score 0: does not fit" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("metric", "prediction", "reference", "expected"),
+    [
+        ("exact_match", " 42\n", "42", (1, 1)),
+        ("exact_match", "42!", "42", (0, 1)),
+        ("prefix_match", " 42 and more", "42", (1, 1)),
+        ("prefix_match", "4", "42", (0, 1)),
+        ("shared_prefix", "2010-06-11", "2010-06-01", (8, 10)),
+        ("shared_prefix", "", "ab", (0, 2)),
+        ("shared_prefix", "abcdef", "ab", (2, 2)),
+        ("syllable_accuracy", "nǐ hǎo", "nǐ hǎo ma", (2, 3)),
+    ],
+)
+def test_metrics(metric, prediction, reference, expected):
+    assert METRICS[metric](prediction, reference) == expected
+
+
+def test_wrong_requests_are_refused(byte_tok):
+    engine = AnsweringEngine(byte_tok, {})
+    with pytest.raises(ValueError, match="there are no items to score"):
+        score_task(engine, [])
+    with pytest.raises(ValueError, match="there is no metric 'best': choose one of exact_match"):
+        score_task(engine, ITEMS, metric="best")
+
+
+def test_a_real_engine_answers_every_item(tiny_model, byte_tok):
+    result = score_task(Engine(tiny_model, byte_tok), ITEMS, sampling=SamplingParams(temperature=0.0, max_new_tokens=4))
+    assert result["n"] == 3
+    assert result["errors"] == 0

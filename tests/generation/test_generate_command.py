@@ -1,0 +1,148 @@
+"""`llmtrain generate`: where prompts come from, what is printed, what is returned."""
+
+import io
+import json
+import logging
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from llmtrain.checkpoint import save_model_folder
+from llmtrain.generation import Engine, SamplingParams
+from llmtrain.launch import generate
+from llmtrain.launch.composing import compose
+from llmtrain.tokenizer import render_chat
+
+
+@pytest.fixture
+def folder(model, tok, tmp_path):
+    save_model_folder(
+        tmp_path / "模型, a=b",  # a name that Hydra's grammar cannot read
+        config=model.config,
+        state_dict=model.state_dict(),
+        tokenizer=tok,
+        info={"trained_length": 256},
+    )
+    return tmp_path / "模型, a=b"
+
+
+def run(folder, *overrides):
+    settings = compose("generate", [f"model={folder}", "device=cpu", *overrides]).settings
+    return generate.run(settings, folder / "no run folder")
+
+
+def test_text_is_streamed_to_stdout_and_returned(folder, model, tok, capsys):
+    prompt = '你好，a=b "x" ${y}\n🌍'
+    results = run(folder, f"prompt={prompt}", "sampling=greedy", "sampling.max_new_tokens=12")
+    expected = Engine(model, tok).generate([prompt], SamplingParams(temperature=0.0, max_new_tokens=12))[0]
+    assert capsys.readouterr().out == prompt + expected.text + "\n"
+    (completion,) = results["completions"]
+    assert completion["text"] == expected.text
+    assert completion["tokens"] == 12
+    assert completion["token_ids"] == expected.token_ids
+    assert completion["finish_reason"] == "length"
+    assert results["ttft_seconds"] > 0
+    assert results["decode_tokens_per_second"] > 0
+    json.dumps(results)
+
+
+def test_samples_have_seeds_of_their_own_that_give_them_again(folder, capsys):
+    short = "sampling.max_new_tokens=6"
+    both = run(folder, "prompt=ab", "num_samples=2", "sampling.seed=7", short)["completions"]
+    assert [completion["seed"] for completion in both] == [7, 8]
+    assert both[0]["text"] != both[1]["text"]
+    assert "── sample 2 ──" in capsys.readouterr().out
+    again = run(folder, "prompt=ab", "sampling.seed=8", short)["completions"]
+    assert again[0]["text"] == both[1]["text"]
+
+
+def test_candidates_are_printed_for_each_step(folder, capsys):
+    results = run(folder, "prompt=ab", "show_candidates=true", "candidates=3", "sampling.max_new_tokens=2")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("   1  ")
+    assert lines[1].startswith("   2  ")
+    candidates = results["completions"][0]["candidates"]
+    assert [len(step) for step in candidates] == [3, 3]
+    assert f"{candidates[0][0]['probability']:.3f}" in lines[0]
+
+
+def test_a_chat_prompt_is_rendered_by_the_template_and_not_echoed(folder, model, tok, capsys):
+    results = run(folder, "prompt=<|user|>", "chat=true", "sampling=greedy", "sampling.max_new_tokens=5")
+    ids, _ = render_chat([{"role": "user", "content": "<|user|>"}], tok, add_generation_prompt=True)
+    expected = Engine(model, tok).generate([ids], SamplingParams(temperature=0.0, max_new_tokens=5))[0]
+    assert results["completions"][0]["text"] == expected.text
+    assert capsys.readouterr().out == expected.text + "\n"
+
+
+def test_the_folders_own_end_tokens_are_used(folder, tok):
+    first = run(folder, "prompt=ab", "sampling=greedy")["completions"][0]["token_ids"][0]
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": first}), encoding="utf-8")
+    completion = run(folder, "prompt=ab", "sampling=greedy")["completions"][0]
+    assert (completion["token_ids"], completion["finish_reason"]) == ([first], "stop")
+
+
+def test_prompts_of_a_file_are_all_continued_and_a_bad_one_does_not_stop_the_others(folder, tmp_path, caplog):
+    file = tmp_path / "prompts.txt"
+    file.write_text(f"one\n\n{'x' * 300}\n三\n", encoding="utf-8")
+    with caplog.at_level(logging.WARNING):
+        results = run(folder, f"prompt_file={file}", "sampling.max_new_tokens=3")
+    assert [completion["prompt"] for completion in results["completions"]] == ["one", "x" * 300, "三"]
+    assert [completion["finish_reason"] for completion in results["completions"]] == ["length", "error", "length"]
+    assert "this prompt is left out: the prompt has 300 tokens" in caplog.text
+
+
+def test_prompts_from_jsonl_may_hold_newlines(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a\\nb"}\n\n{"prompt": "\u2028"}\n', encoding="utf-8")
+    assert generate.read_prompts(None, str(file)) == ["a\nb", "\u2028"]
+
+
+def test_standard_input_is_one_prompt(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("第一行\n第二行\n".encode())))
+    assert generate.read_prompts("-", None) == ["第一行\n第二行"]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "message"),
+    [
+        (b"", "a.txt", "holds no prompt"),
+        (b"ok\n\xff", "a.txt", "not UTF-8 at byte 3"),
+        (b'{"prompt": "a"}\n{"text": "b"}', "a.jsonl", "a.jsonl, line 2: expected"),
+        (b'{"prompt": "a"}\nnonsense', "a.jsonl", "a.jsonl, line 2: expected"),
+        (b'{"prompt": ""}', "a.jsonl", '"prompt" must be text that is not empty'),
+    ],
+)
+def test_files_that_are_no_prompts_are_refused_by_place(tmp_path, content, name, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        generate.read_prompts(None, str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "there is no prompt: given"),
+        (["prompt="], "the prompt is empty"),
+        (["prompt=a", "prompt_file=b"], "both prompt and prompt_file are given"),
+        (["prompt=a", "sampling.temperature=-1"], "temperature must be at least 0"),
+        (["prompt=a", "sampling.top_p=0"], r"top_p must lie in \(0, 1\]"),
+        (["prompt=a", "num_samples=0"], "num_samples must be at least 1"),
+        (["prompt=a", "candidates=0"], "candidates must be at least 1"),
+        (["prompt=a", "precision=int3"], "precision=int3: give one of auto, fp32"),
+        (["prompt=a", "device=tpu"], "device=tpu: give auto, cpu or cuda"),
+        (["prompt=" + "x" * 300], "leaves no room for an answer"),
+        (["prompt=a", "model=/nowhere"], "/nowhere does not exist"),
+    ],
+)
+def test_mistakes_are_refused_with_a_sentence(folder, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run(folder, *overrides)
+
+
+def test_a_terminal_gets_no_control_characters(monkeypatch):
+    text = "a\x1b[2Jb\n你\t\x07"
+    assert generate.visible(text) == text  # a pipe gets the text as it is
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
+    assert generate.visible(text) == "a\ufffd[2Jb\n你\t\ufffd"

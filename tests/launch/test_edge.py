@@ -1,0 +1,225 @@
+"""Each way a command can end, seen from outside: exit code, stdout, stderr and what is left on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).resolve().parent / "fake"
+FULL = "error: no space left on the disk: {cwd}/r/model; free some, or choose another folder with paths.*"
+NASTY = [
+    "你好，a=b",
+    "a,b",
+    "it's",
+    'say "hi"',
+    "$HOME ${x} $(y)",
+    " two  spaces ",
+    "line\nline",
+    "🌍",
+    "[a]",
+    "#1",
+    "-5",
+    "--x",
+]
+
+
+def test_stdout_holds_one_line_of_json_and_the_rest_goes_where_it_belongs(fake, tmp_path):
+    done = fake("pretrain", "mode=chatter", "name=one")
+    assert done.code == 0
+    assert done.stdout.count("\n") == 1
+    assert done.results["nothing"] is None
+    for line in ("print of ours", "our sentence", "warning: library warning", "warning: look out"):
+        assert line in done.stderr.splitlines()
+    log = (tmp_path / "runs/pretrain/one/log.txt").read_text()
+    for line in (
+        "library info",
+        "library warning",
+        "print of a library",
+        "old way",
+        "look out",
+        "descriptor 1",
+        "a child process",
+        "our sentence",
+    ):
+        assert line in log
+    for line in ("library info", "old way", "descriptor 1", "a child process", "print of a library"):
+        assert line not in done.stderr
+
+
+def test_the_run_folder_holds_settings_log_and_results(fake, tmp_path):
+    done = fake("pretrain", "prompt=${x}，", "seed=3")
+    folder = tmp_path / "runs/pretrain/latest"
+    assert done.results["run_dir"] == str(folder.resolve())
+    assert sorted(entry.name for entry in folder.iterdir()) == ["config.yaml", "log.txt", "results.json"]
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert (config["seed"], config["prompt"], config["paths"]["run_dir"]) == (3, "${x}，", str(folder.resolve()))
+    assert json.loads((folder / "results.json").read_text()) == done.results
+    assert done.stderr.startswith(f"llmtrain pretrain → runs/pretrain/{folder.resolve().name}\n")
+    assert "seed=3" in done.stderr
+    assert "one: kind=one length=128" in done.stderr
+
+
+def test_text_is_the_product_of_some_commands_and_json_still_has_its_line(fake, tmp_path):
+    done = fake("generate", "mode=text")
+    assert done.stdout.splitlines()[0] == "the text"
+    assert done.results["command"] == "fake"
+    assert not (tmp_path / "runs").exists()
+    assert fake("generate", "name=kept").code == 0
+    assert (tmp_path / "runs/generate/kept/results.json").exists()
+
+
+@pytest.mark.parametrize("script", [False, True])
+def test_free_text_arrives_whole(fake, script):
+    text = "\n".join(NASTY)
+    done = fake(
+        "generate", f"prompt={text}", f"model=/路径 {NASTY[4]}/=,，'\"", f"files=['{NASTY[0]}', b c]", script=script
+    )
+    assert done.results["prompt"] == text
+    assert done.results["model"] == f"/路径 {NASTY[4]}/=,，'\""
+    assert done.results["files"] == [NASTY[0], "b c"]
+
+
+@pytest.mark.medium
+def test_text_without_a_key(fake):
+    assert fake("tokenize", "unhappiness 你好，大模型").results["text"] == "unhappiness 你好，大模型"
+    assert fake("tokenize", "--", "a=b").results["text"] == "a=b"
+    assert fake("tokenize", "--", *NASTY).results["text"] == " ".join(NASTY)
+    assert fake("tokenize", "--ids", "1", "2", "3").results["ids"] == [1, 2, 3]
+    refused = fake("pretrain", "text")
+    assert (refused.code, refused.stdout) == (2, "")
+    assert refused.stderr == "error: 'text' is not of the form key=value, and pretrain takes nothing else\n"
+
+
+@pytest.mark.medium
+def test_prompt_and_arguments_by_environment(fake):
+    given = {"LLMTRAIN_PROMPT": "$HOME，'a' = \"b\"", "LLMTRAIN_ARGS": "seed=4 'files=[x y, 语]' model=\"a b\""}
+    done = fake("generate", env=given)
+    assert done.results["prompt"] == given["LLMTRAIN_PROMPT"]
+    assert (done.results["seed"], done.results["files"], done.results["model"]) == (4, ["x y", "语"], "a b")
+    assert fake("generate", "prompt=mine", env=given).results["prompt"] == "mine"
+    broken = fake("generate", env={"LLMTRAIN_ARGS": "prompt='a"})
+    assert broken.code == 2
+    assert broken.stderr.startswith("error: ARGS cannot be split")
+
+
+@pytest.mark.medium
+def test_bytes_that_are_not_utf8_survive(fake_environment, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(FAKE / "entry.py"), "-m", "llmtrain", "generate", b"prompt=\xff\xfe a"],
+        cwd=tmp_path,
+        env=fake_environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert os.fsencode(json.loads(done.stdout)["prompt"]) == b"\xff\xfe a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["sed=1"], "error: unknown key 'sed' (did you mean seed?); `llmtrain pretrain --help` lists all keys"),
+        (["-m", "seed=1,2"], "error: several runs in one command (-m) are not there yet; start one run for each value"),
+        (["--tepm"], "error: there is no flag --tepm; settings are written key=value (see --help)"),
+        (["mode=mistake"], "error: name='a/b' cannot name a folder; give a word without slashes, not 'latest'"),
+        (["mode=read", "missing_file=/不 在"], "error: No such file or directory: /不 在"),
+        (["mode=full", "paths.run_dir=r"], FULL),
+        (["paths.run_dir=taken"], "error: File exists: {cwd}/taken"),
+    ],
+)
+def test_a_mistake_ends_with_one_sentence_code_2_and_no_litter(fake, tmp_path, arguments, sentence):
+    (tmp_path / "taken").touch()
+    done = fake("pretrain", *arguments)
+    assert (done.code, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == sentence.format(cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"taken", "failed.log"}
+
+
+@pytest.mark.medium
+def test_a_mistake_leaves_latest_as_it_was(fake, tmp_path):
+    fake("pretrain", "name=good")
+    assert fake("pretrain", "mode=mistake").code == 2
+    assert (tmp_path / "runs/pretrain/latest").resolve().name == "good"
+    assert "Traceback" in (tmp_path / "runs/pretrain/failed.log").read_text()
+
+
+def test_a_fault_ends_with_a_traceback_code_1_and_the_place_of_the_log(fake, tmp_path):
+    done = fake("pretrain", "mode=fault", "name=one")
+    assert (done.code, done.stdout) == (1, "")
+    assert "ValueError: invalid literal" in done.stderr
+    assert done.stderr.splitlines()[-1].endswith("the log is runs/pretrain/one/log.txt")
+    assert "ValueError: invalid literal" in (tmp_path / "runs/pretrain/one/log.txt").read_text()
+
+
+@pytest.mark.medium
+def test_interrupts_and_requests_to_be_queued_again_keep_their_codes(fake):
+    interrupted = fake("pretrain", "mode=interrupt", "name=one")
+    assert interrupted.code == 130
+    assert interrupted.stderr.splitlines()[-1] == "interrupted; what was done is in runs/pretrain/one"
+    assert fake("pretrain", "mode=requeue").code == 75
+
+
+@pytest.mark.medium
+def test_ranks_above_zero_write_nothing_of_their_own(fake, tmp_path):
+    done = fake("pretrain", "mode=chatter", "paths.run_dir=r", env={"RANK": "1"})
+    assert (done.code, done.stdout) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    assert "our sentence" not in done.stderr
+    assert "[rank 1] warning: look out" in done.stderr
+    lost = fake("pretrain", env={"RANK": "1"})
+    assert lost.code == 2
+    assert "give all ranks the same one with paths.run_dir=… or name=…" in lost.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.distributed
+@pytest.mark.parametrize("script", [False, True])
+def test_lightning_starts_the_other_ranks_with_the_same_command_and_folder(fake, tmp_path, script):
+    proof = tmp_path / "proof"
+    given = {"PROOF": str(proof), "LLMTRAIN_ARGS": "'prompt=你好， $x' seed=2"}
+    done = fake("pretrain", "mode=ranks", env=given, script=script)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    assert proof.read_text(encoding="utf-8") == f"{done.results['run_dir']}\n你好， $x"
+    assert len(list((tmp_path / "runs/pretrain").iterdir())) == 2  # the run and latest
+
+
+def test_help_is_quick_and_lists_groups_keys_and_comments(fake):
+    shown = fake("generate", "--help")
+    assert shown.code == 0
+    for line in (
+        "data         one*  two",
+        "temperature=0.8",
+        "a number",
+        "data.length=128",
+        "in tokens",
+        "nested.depth=1",
+    ):
+        assert line in shown.stdout
+    assert "data.path=???" in fake("generate", "data=two", "--help").stdout
+    heavy = f"import sys; sys.path.insert(0, {str(FAKE)!r}); import entry; from llmtrain.launch.main import main\n"
+    heavy += "sys.argv[1:] = ['generate', '--help']; main()\n"
+    heavy += "assert not {'torch', 'lightning', 'hydra', 'omegaconf', 'numpy'} & set(sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", heavy], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.medium
+def test_a_reader_that_goes_away_is_no_fault(fake_environment, tmp_path):
+    command = f"{sys.executable} {FAKE}/entry.py -m llmtrain generate mode=text | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=fake_environment, capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode in (0, 141)
+    assert b"Traceback" not in done.stderr

@@ -1,0 +1,204 @@
+"""`llmtrain pretrain` as a program on one and two processes, and the settings that it refuses before any work."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "话说天下大势，分久必合，合久必分。周末七国分争，并入于秦。\n" * 60
+TOY = [
+    "model=tiny", "tokenizer=byte", "data=files", "data.validation_fraction=0.2", "data.sequence_length=32",
+    "trainer.max_steps=20", "trainer.batch_tokens=256", "trainer.log_every=1", "trainer.val_every=10",
+    "trainer.checkpoint_every=10", "trainer.sample_every=10", "optim.warmup_steps=2", "callbacks.prompts=[话说天下]",
+    "callbacks.max_new_tokens=6", "sampling.max_new_tokens=12", "trainer.accelerator=cpu",
+]  # fmt: skip
+
+
+def settings(*overrides: str) -> Any:
+    from llmtrain.launch.composing import compose
+
+    return compose("pretrain", [*TOY, *overrides]).settings
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(12):
+        (folder / f"{number}.txt").write_text(f"第{number}回\n{TEXT}", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def program(tmp_path, corpus, fake_environment):
+    """`program("name=a")` starts `llmtrain pretrain` at toy size in `tmp_path`."""
+
+    started: list[subprocess.Popen] = []
+
+    def start(*overrides: str) -> subprocess.Popen:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "llmtrain", "pretrain", *TOY, f"data.paths=[{corpus}]", *overrides],
+            cwd=tmp_path,
+            env=fake_environment | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen) -> int:
+    """The exit code, once there is one; what it wrote is read, so that it never waits for a reader."""
+    process.communicate(timeout=280)
+    return process.returncode
+
+
+def figures(run_dir: Path) -> list[dict[str, str]]:
+    """The rows of `metrics.csv` without what depends on the clock."""
+    with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
+        clocked = ("seconds", "train/tokens_per_second", "train/mfu")
+        return [{k: v for k, v in row.items() if k not in clocked} for row in csv.DictReader(file)]
+
+
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
+    """Until `metrics.csv` holds a step."""
+    while process.poll() is None:
+        if (run_dir / "metrics.csv").exists() and len(figures(run_dir)) >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"the run ended before step {step}: {process.communicate()[1][-2000:]}")
+
+
+@pytest.mark.medium
+def test_one_process(program, tmp_path):
+    process = program("name=toy")
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert out.count("\n") == 1
+    results = json.loads(out)
+    run_dir = tmp_path / "runs" / "pretrain" / "toy"
+    assert Path(results["run_dir"]) == run_dir
+    assert results["model"] == str(run_dir / "model")
+    assert results["steps"] == 20
+    assert results["tokens"] == 20 * 256
+    assert 0 < results["val_bpb"] < 8
+    assert {"val_loss", "tokens_per_second", "train_seconds", "samples", "distinct_4"} <= results.keys()
+    assert [int(row["step"]) for row in figures(run_dir)] == list(range(1, 21))
+    remembered = json.loads((run_dir / "model" / "llmtrain.json").read_text(encoding="utf-8"))
+    assert remembered["trained_length"] == 32
+    assert remembered["config"]["trainer"]["max_steps"] == 20
+    assert 300 not in remembered["never_seen"]  # only ids that the tokenizer has
+    assert set(b"Q") <= {token - 6 for token in remembered["never_seen"]}
+    assert (run_dir / "samples.md").read_text(encoding="utf-8").startswith("## step 10")
+    assert "next: make generate" in err
+    for chatter in ("deprecated", "litlogger", "GPU available", "untested optimizer"):
+        assert chatter not in err
+
+
+@pytest.mark.medium
+@pytest.mark.distributed
+def test_two_processes_stop_on_a_signal_to_one_and_leave_one_folder(program, tmp_path):
+    """PAINS 28, and an exit code to queue again on; a step is finished and saved first."""
+    run_dir = tmp_path / "runs" / "pretrain" / "two"
+    process = program("name=two", "trainer.devices=2", "trainer.max_steps=5000", "trainer.val_every=null")
+    wait_for_step(process, run_dir, 3)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 75, err
+    assert "resume=auto goes on" in err
+    steps = len(figures(run_dir))
+    assert (run_dir / "checkpoints" / f"step-{steps:06d}" / "checkpoint.json").exists()
+    assert sorted(path.name for path in run_dir.parent.iterdir()) == ["latest", "two"]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("strategy=deepspeed_1", "optim=muon", "trainer.precision=fp32"),
+        ("strategy=deepspeed_2", "optim=muon", "trainer.precision=bf16"),
+        ("strategy=deepspeed_3", "optim=adamw", "trainer.precision=fp32"),
+    ],
+)
+def test_two_processes_interrupted_equal_two_that_were_not(program, tmp_path, options):
+    options = ("trainer.devices=2", "model.dropout=0.1", "trainer.max_steps=40", "trainer.micro_batch_size=2", *options)
+    straight, interrupted = (tmp_path / "runs" / "pretrain" / name for name in ("straight", "interrupted"))
+    assert ended(program("name=straight", *options)) == 0
+    process = program("name=interrupted", *options)
+    wait_for_step(process, interrupted, 5)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == 75
+    assert 5 <= len(figures(interrupted)) < 40
+    assert ended(program("name=interrupted", "resume=auto", *options)) == 0
+    assert figures(interrupted) == figures(straight)
+    ours, theirs = (folder / "model" / "model.safetensors" for folder in (interrupted, straight))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(program, tmp_path):
+    run_dir = tmp_path / "runs" / "pretrain" / "killed"
+    process = program("name=killed", "trainer.max_steps=2000", "trainer.checkpoint_every=5")
+    wait_for_step(process, run_dir, 8)
+    os.kill(process.pid, signal.SIGKILL)
+    ended(process)
+    steps = len(figures(run_dir)) + 10
+    again = program("name=killed", f"trainer.max_steps={steps}", "trainer.checkpoint_every=5", "resume=auto")
+    assert ended(again) == 0
+    assert [int(row["step"]) for row in figures(run_dir)] == list(range(1, steps + 1))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trainer.batch_tokens=100"], "batch_tokens=100 is not a multiple of data.sequence_length=32"),
+        (["trainer.micro_batch_size=3"], "micro_batch_size=3 does not divide the 8 rows"),
+        (["trainer.devices=3"], "8 rows per step do not divide over 3 processes"),
+        (["data.sequence_length=512", "trainer.batch_tokens=512"], "exceeds the model's context of 256 tokens"),
+        (["model.hidden_size=65"], "model.hidden_size=65 is not divisible"),
+        (["strategy=single", "trainer.devices=2"], "strategy=single runs one process"),
+        (["strategy=deepspeed_3", "optim=muon"], "optim.name=muon cannot run under strategy=deepspeed_3"),
+        (["trainer.precision=int8"], "trainer.precision='int8'"),
+        (["sampling.top_p=0"], "top_p must lie in"),
+        (["sampling.temperature=-1"], "temperature must be at least 0"),
+        (["model.vocab_size=100"], "model.vocab_size=100 is less than the tokenizer's 262 ids"),
+        (["optim.warmup_steps=30"], "optim.warmup_steps=30"),
+        (["optim.schedule=linear"], "optim.schedule=linear"),
+        (["trainer.max_steps=null"], "nothing says when to stop"),
+        (
+            ["data.sequence_length=256", "trainer.batch_tokens=256", "data.paths=[{short}]"],
+            "lower data.sequence_length",
+        ),
+        (["callbacks.prompts=['']"], "has no tokens"),
+        (["init=nowhere"], "does not exist"),
+        (["resume=nowhere"], "no whole checkpoint there"),
+        (["data.paths=[nowhere.txt]"], "nowhere.txt"),
+    ],
+)
+def test_bad_settings_are_refused_in_a_sentence(tmp_path, corpus, monkeypatch, overrides, message):
+    from llmtrain.launch.pretrain import run
+
+    short = tmp_path / "short.txt"
+    short.write_text("one short text\n\nand another", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    overrides = [f"data.paths=[{corpus}]", *(each.format(short=short) for each in overrides)]
+    with pytest.raises(ValueError, match=r".+") as error:
+        run(settings(*overrides), tmp_path / "run")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,122 @@
+"""`metrics.csv` continues without gap or repeat; W&B stays quiet, offline and on one run id."""
+
+import pytest
+
+from llmtrain.training import loggers
+from llmtrain.training.loggers import MetricsCsv, build_wandb, read_rows, run_id
+
+
+def test_the_figures_of_one_step_share_a_row(tmp_path):
+    log = MetricsCsv(tmp_path / "metrics.csv")
+    log.log_metrics({"train/loss": 3.0}, step=1)
+    log.log_metrics({"train/loss": 2.5}, step=2)
+    log.log_metrics({"val/loss": 2.75}, step=2)
+    log.save()
+    assert read_rows(tmp_path / "metrics.csv") == [
+        {"step": "1", "train/loss": "3", "val/loss": ""},
+        {"step": "2", "train/loss": "2.5", "val/loss": "2.75"},
+    ]
+
+
+def test_reopening_drops_only_the_rows_that_come_again(tmp_path):
+    path = tmp_path / "metrics.csv"
+    first = MetricsCsv(path)
+    for step in range(1, 8):
+        first.log_metrics({"train/loss": 1 / step}, step=step)
+    first.finalize("success")
+    with path.open("a") as file:
+        file.write("8,0.1")  # killed in the middle of a line
+    second = MetricsCsv(path, resumed_step=5)
+    for step in range(6, 11):
+        second.log_metrics({"train/loss": 1 / step}, step=step)
+    second.save()
+    rows = read_rows(path)
+    assert [int(row["step"]) for row in rows] == list(range(1, 11))
+    assert [float(row["train/loss"]) for row in rows] == pytest.approx([1 / step for step in range(1, 11)])
+
+
+def test_a_fresh_start_leaves_nothing_of_the_old_file(tmp_path):
+    MetricsCsv(tmp_path / "metrics.csv").log_metrics({"a": 1.0}, step=1)
+    first = MetricsCsv(tmp_path / "metrics.csv")
+    first.log_metrics({"a": 1.0}, step=1)
+    first.save()
+    MetricsCsv(tmp_path / "metrics.csv", resumed_step=0)
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_fp32_numbers_survive(tmp_path):
+    import struct
+
+    value = struct.unpack("f", struct.pack("f", 5.70393085))[0]
+    log = MetricsCsv(tmp_path / "metrics.csv")
+    log.log_metrics({"x": value, "tokens": 123_456_789_012}, step=1)
+    log.save()
+    (row,) = read_rows(tmp_path / "metrics.csv")
+    assert struct.unpack("f", struct.pack("f", float(row["x"])))[0] == value
+    assert row["tokens"] == "123456789012"
+
+
+@pytest.mark.medium
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeypatch):
+    """PAINS 9: no prompt, no connection, the id on disk before the first figure, the same after a resume."""
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+    def refuse(*arguments, **options):
+        raise AssertionError("a connection was attempted")
+
+    monkeypatch.setattr(loggers, "_answers", refuse)
+    identifiers = set()
+    for first_step in (1, 3):
+        log = build_wandb(tmp_path, project="test")
+        identifiers.add(run_id(tmp_path))
+        log.log_metrics({"train/loss": 1.0}, step=first_step)
+        loggers.close([log])
+    (identifier,) = identifiers
+    assert len(list((tmp_path / "wandb").glob(f"offline-run-*-{identifier}"))) == 2
+
+
+@pytest.mark.parametrize(("answers", "mode"), [(True, "online"), (False, "offline")])
+def test_wandb_goes_online_only_if_its_server_answers(tmp_path, monkeypatch, answers, mode):
+    import wandb
+
+    begun = []
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(loggers, "_has_login", lambda: True)
+    monkeypatch.setattr(loggers, "_answers", lambda host: answers)
+
+    class Run:
+        def define_metric(self, *arguments, **options):
+            pass
+
+    monkeypatch.setattr(wandb, "init", lambda **options: begun.append(options["mode"]) or Run())
+    build_wandb(tmp_path, project="test")
+    assert begun == [mode]
+
+
+def test_a_login_is_found_where_wandb_looks(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_IDENTITY_TOKEN_FILE", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert not loggers._has_login()
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
+    (tmp_path / "netrc").chmod(0o600)
+    assert loggers._has_login()
+
+
+def test_a_host_that_cannot_be_reached_is_noticed_in_time():
+    assert not loggers._answers("localhost:1", seconds=0.5)
+
+
+def test_wandb_online_without_a_login_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "_has_login", lambda: False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ValueError, match="wandb login"):
+        build_wandb(tmp_path, project="test", mode="online")
+
+
+def test_an_unknown_wandb_mode_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"logger\.mode='sometimes' must be auto, online or offline"):
+        build_wandb(tmp_path, project="test", mode="sometimes")
