@@ -6,6 +6,7 @@ room in its vocabulary for the byte tokenizer's special tokens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,10 @@ import pytest
 if TYPE_CHECKING:
     from llmtrain.model import ModelConfig, Transformer
     from llmtrain.tokenizer import Tokenizer
+
+# Before torch is imported, and for every process that a test starts: matrices of 64 columns are not worth sharing, and
+# threads that wait for each other crawl on a busy machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(scope="session")

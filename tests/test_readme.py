@@ -116,11 +116,11 @@ def run_all(readme: Path, workspace: Path, *, small: bool) -> None:
         done = subprocess.run(
             prepared(line, small=small, stamp=stamp),
             cwd=workspace,
-            env=environment | {"PYTHONPATH": str(ROOT)},
+            env=environment | {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": "1"} if small else {}),
             capture_output=True,
             encoding="utf-8",
             stdin=subprocess.DEVNULL,
-            timeout=200 if small else 1200,
+            timeout=300 if small else 1200,
             check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"

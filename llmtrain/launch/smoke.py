@@ -69,6 +69,9 @@ def run_stage(command: str, overrides: list[str]) -> dict[str, Any]:
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     environment = os.environ | {"PYTHONPATH": path}
     environment.pop(RUN_DIR_VARIABLE, None)
+    environment.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # threads that wait for each other cost a toy model more than they give
     done = subprocess.run(
         [sys.executable, "-m", "llmtrain", command, *overrides],
         stdin=subprocess.DEVNULL,

@@ -140,7 +140,7 @@ class CacheWrite:
             self.positions = steps + self.offset if self.offset else steps
         else:
             self.positions = torch.tensor(before, device=device)[:, None] + steps
-            self.rows = torch.arange(start, stop, device=device)[:, None]
+            self.rows = torch.arange(stop - start, device=device)[:, None]
         self.mask: Tensor | None = None
         if not self.causal and not (self.equal and length == 1):
             seen = self.positions if self.positions.dim() == 2 else self.positions[None]
@@ -149,16 +149,17 @@ class CacheWrite:
     def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Writes (b, K, T, D) keys and values and returns all that may be seen, (b, K, S', D)."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
+        if self.stop - self.start < keys.shape[0]:
+            keys, values = keys[self.start : self.stop], values[self.start : self.stop]
         if self.equal:
-            stop = self.offset + self.length
-            keys[self.start : self.stop, :, self.offset : stop] = key
-            values[self.start : self.stop, :, self.offset : stop] = value
+            keys.narrow(2, self.offset, self.length).copy_(key)
+            values.narrow(2, self.offset, self.length).copy_(value)
         else:
             keys[self.rows, :, self.positions] = key.transpose(1, 2).to(keys.dtype)
             values[self.rows, :, self.positions] = value.transpose(1, 2).to(values.dtype)
         if self.causal:
             return key, value
-        return keys[self.start : self.stop, :, : self.span], values[self.start : self.stop, :, : self.span]
+        return keys.narrow(2, 0, self.span), values.narrow(2, 0, self.span)
 
     def commit(self) -> None:
         """Counts the new tokens, after all layers have written."""

@@ -78,25 +78,28 @@ def _yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: 
 
 
 def rotary_table(config: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle.
+    """What `rotate` multiplies with: every angle's cosine, and its sine with the sign of the pair's half.
 
     Returns:
-        Two (T, D/2) fp32 tensors for positions 0..length-1.
+        Two (T, D) fp32 tensors for positions 0..length-1; the halves of D hold the same angles, the first half of the
+        sines negated.
     """
     frequencies, factor = rotary_frequencies(config)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)  # (T, D/2)
-    return (angles.cos() * factor).to(device), (angles.sin() * factor).to(device)
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((-sin, sin), dim=-1).to(device)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turns each pair (x[i], x[i + D/2]) by its position's angle (Hugging Face Llama's pairing).
 
+    x[i]·cos - x[i + D/2]·sin and x[i + D/2]·cos + x[i]·sin, in three operations: swap the halves, multiply, add.
+
     Args:
         x: (..., T, D) queries or keys.
-        cos, sin: broadcastable to (..., T, D/2), in x's dtype.
+        cos, sin: from `rotary_table`, broadcastable to (..., T, D), in x's dtype.
     """
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 def sinusoidal_table(config: ModelConfig, length: int, device: torch.device) -> Tensor:

@@ -90,7 +90,7 @@ class Figures(Callback):
         self._write(trainer, pl_module.last_validation, step)
         if trainer.is_global_zero:
             figures = "  ".join(f"{name} {value:.4f}" for name, value in pl_module.last_validation.items())
-            self._control.progress.show(step, figures, always=True)
+            self._control.progress.keep(step, figures)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -189,6 +189,7 @@ def fit(
         validates=validates, checkpoint_every=checkpoint_every, sample_every=sample_every if sample_prompts else None,
         progress=ProgressLine(total_steps), earlier_seconds=resumed.state.train_seconds if resumed else 0.0,
     )  # fmt: skip
+    hardware.share_threads(machine.devices)
     loggers = _build_loggers(run_dir, resumed.step if resumed else 0, wandb)
     figures = Figures(control, flops_per_position=flops_per_position, precision=machine.precision)
     samples = [Samples(control, run_dir, tokenizer, sample_prompts, sampling)] if sampling and sample_prompts else []

@@ -171,6 +171,18 @@ def peak_flops(precision: str, device: torch.device, *, seconds: float = 0.2) ->
                 return 2 * size**3 / best
 
 
+def share_threads(processes: int) -> None:
+    """Divides this machine's threads among its processes, unless the user did with `OMP_NUM_THREADS`.
+
+    Torch with MKL takes one thread per physical core. Lightning would take one per logical core, which is slower in
+    matrix products; it leaves alone what the variable says, and processes that it starts inherit that.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, torch.get_num_threads() // processes)
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
 def check_compiler() -> None:
     """Refuses `torch.compile` where it has no compiler to hand its code to.
 

@@ -5,6 +5,7 @@ Knows text and time. It does not know Lightning or what the figures mean.
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -45,30 +46,38 @@ class ProgressLine:
         """The stream that is written to."""
         return self._stream or sys.stderr
 
-    def show(self, step: int, figures: str, *, left: float | None = None, always: bool = False) -> None:
-        """Shows a step.
+    def show(self, step: int, figures: str, *, left: float | None = None) -> None:
+        """Shows a step, unless the last one shown is recent.
 
         Args:
             step: steps done.
             figures: loss, speed and so on, short.
             left: seconds to the end, if known.
-            always: even if the last line is recent.
         """
         terminal = self.stream.isatty()
         now = self._clock()
-        if not always and now - self._last < (0.2 if terminal else self._every):
+        if now - self._last < (0.2 if terminal else self._every):
             return
         self._last = now
-        text = f"step {step:>{len(str(self.total))}}/{self.total}  {figures}"
+        text = self._step(step, figures)
         if left is not None and step < self.total:
             text += f"  {duration(left)} left"
         if not terminal:
             self.stream.write(text + "\n")
             self.stream.flush()
             return
+        columns, rows = shutil.get_terminal_size((110, 24))  # tqdm shows nothing on a terminal that has no size
         if self._line is None:
-            self._line = tqdm(file=self.stream, bar_format="{desc}", mininterval=0, dynamic_ncols=True, leave=True)
+            self._line = tqdm(file=self.stream, bar_format="{desc}", mininterval=0, nrows=rows, ncols=columns - 1)
+        self._line.ncols = columns - 1
         self._line.set_description_str(text)
+
+    def keep(self, step: int, figures: str) -> None:
+        """Writes figures of a step that stay, whatever is shown later."""
+        self.write(self._step(step, figures))
+
+    def _step(self, step: int, figures: str) -> str:
+        return f"step {step:>{len(str(self.total))}}/{self.total}  {figures}"
 
     def write(self, text: str) -> None:
         """Writes whole lines, above the progress line."""

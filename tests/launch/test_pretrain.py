@@ -164,6 +164,27 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(program, tmp_path):
     assert [int(row["step"]) for row in figures(run_dir)] == list(range(1, steps + 1))
 
 
+@pytest.mark.medium
+def test_init_goes_on_from_a_models_weights_with_its_shape_and_tokenizer(tmp_path, corpus, caplog):
+    from llmtrain.checkpoint import load_model_folder
+    from llmtrain.launch.pretrain import run
+
+    def train(name: str, *overrides: str) -> dict[str, Any]:
+        run_dir = tmp_path / name
+        run_dir.mkdir()
+        paths = (f"data.paths=[{corpus}]", f"paths.data_dir={tmp_path / 'data'}")
+        return run(settings("strategy=single", "trainer.precision=fp32", "seed=1", *paths, *overrides), run_dir)
+
+    first = train("first")
+    caplog.set_level("INFO")
+    second = train("second", f"init={first['model']}", "model.hidden_size=32", "tokenizer=bpe")
+    assert second["val_bpb"] < first["val_bpb"]
+    assert "model.* and tokenizer.* are not used" in caplog.text
+    ours, theirs = load_model_folder(second["model"]), load_model_folder(first["model"])
+    assert (ours.config, ours.tokenizer.hash) == (theirs.config, theirs.tokenizer.hash)
+    assert ours.info["never_seen"] == theirs.info["never_seen"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -35,7 +35,7 @@ def test_words_marks_and_indentation_stay_apart() -> None:
     text = "return x\n    if (y):\n        return z\n曰：“玄德曰：”\n"
     tokenizer = train_bpe([text * 50], vocab_size=320)
     assert pieces(tokenizer, "    return") == ["   ", " return"]
-    assert pieces(tokenizer, "玄德曰：”\n") == ["玄德曰", "：”\n"]
+    assert pieces(tokenizer, "玄德曰：”\n") == ["玄德曰", "：", "”", "\n"]
 
 
 def test_a_vocabulary_that_is_too_small_is_refused_before_reading() -> None:

@@ -104,7 +104,12 @@ class Restore(pl.Callback):
         self.folder = folder
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        groups = trainer.optimizers[0].param_groups
+        usual = groups[0]["weight_decay"]
+        groups[0]["weight_decay"] = 0.123
         self.state = trainer.strategy.load_checkpoint(self.folder)
+        assert trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.123, "a changed setting was lost"
+        trainer.optimizers[0].param_groups[0]["weight_decay"] = usual
 
 
 def batches(case: dict[str, Any], rank: int, world: int, start: int, steps: int) -> list[torch.Tensor]:

@@ -46,10 +46,8 @@ RESUMED = [
     for stage, optimizer, precision in (
         (1, "muon", "fp32"),
         (1, "muon", "bf16"),
-        (2, "muon", "fp32"),
         (2, "adamw", "bf16"),
         (3, "adamw", "fp32"),
-        (3, "adamw", "bf16"),
     )
 ]
 HALF = [
@@ -58,19 +56,18 @@ HALF = [
     for optimizer in ("adamw", "muon")
     if (stage, optimizer) != (3, "muon")
 ]
-FROZEN = [case(f"deepspeed_{stage}", precision="bf16", frozen=True, resume=2) for stage in (1, 2, 3)]
+FROZEN = [case(f"deepspeed_{stage}", precision="bf16", frozen=True, resume=2) for stage in (1, 3)]
 OFFLOAD = [
-    case("deepspeed_2", options={"offload_optimizer": True}, clip=CLIP),
     case("deepspeed_3", options={"offload_optimizer": True, "offload_parameters": True}, clip=CLIP),
 ]
-BF16_SUMS = [case(f"deepspeed_{stage}", precision="bf16", options={"grad_accum_dtype": "bf16"}) for stage in (1, 2)]
+BF16_SUMS = [case("deepspeed_2", precision="bf16", options={"grad_accum_dtype": "bf16"})]
 CLIPPED = [case(name, "sgd", clip=0.01) for name in ("single", "deepspeed_1", "deepspeed_2", "deepspeed_3")]
 ACCUMULATED = [case(f"deepspeed_{stage}", "sgd", accumulation=4) for stage in (1, 2, 3)]
 SINGLE = [
     case("single", optimizer, precision, clip=CLIP) for optimizer in ("adamw", "muon") for precision in ("fp32", "bf16")
 ]
 SHARDED = [*EQUAL, *RESUMED, *HALF, *FROZEN, *OFFLOAD, *BF16_SUMS]
-ON_TWO = [*SHARDED, *CLIPPED[1:]]
+ON_TWO = [*SHARDED, *CLIPPED[2:3]]
 ON_ONE = [*SHARDED, *CLIPPED, *ACCUMULATED, *SINGLE]
 
 
@@ -145,7 +142,7 @@ def reference(optimizer_name: str, clip: float | None, frozen: bool = False) -> 
     worker = load_worker()
     model = worker.tiny(frozen)
     optimizer = worker.make_optimizer(model, optimizer_name)
-    losses, norms = [], []
+    losses, norms, first = [], [], None
     for step in range(worker.STEPS):
         loss = worker.mean_loss(model, worker.global_batch(step))
         loss.backward()
@@ -154,7 +151,13 @@ def reference(optimizer_name: str, clip: float | None, frozen: bool = False) -> 
         optimizer.zero_grad()
         losses.append(loss.item())
         norms.append(norm.item())
-    return {"losses": losses, "norms": norms, "state": {k: v.detach() for k, v in model.state_dict().items()}}
+        first = first or {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return {
+        "first": first,
+        "losses": losses,
+        "norms": norms,
+        "state": {k: v.detach() for k, v in model.state_dict().items()},
+    }
 
 
 def first_weights() -> dict[str, torch.Tensor]:
@@ -257,15 +260,17 @@ def test_the_gradient_is_scaled_once(runs: dict, each: dict[str, Any]) -> None:
     assert ratios == pytest.approx([1.0] * 5, abs=1e-5)
 
 
-@BOTH
-@pytest.mark.parametrize("each", named(CLIPPED))
+@pytest.mark.parametrize(
+    ("processes", "each"), [*((1, each) for each in CLIPPED), (2, CLIPPED[2])], ids=lambda value: str(value)[:40]
+)
 def test_clipping_moves_the_parameters_by_the_clip(runs: dict, processes: int, each: dict[str, Any]) -> None:
     """PAINS 12: SGD with lr 1 and clip 0.01 moves all parameters together by 0.01."""
-    if each["strategy"] == "single" and processes == 2:
-        pytest.skip("single is one process")
     got = runs[processes][each["name"]]
     assert min(got["norms"]) > 0.3  # the norm that is reported is the one before clipping
     assert distance(got["state"], reference("sgd", 0.01)["state"]) < 1e-6
+    step, start = reference("sgd", 0.01)["first"], first_weights()
+    moved = torch.cat([(step[name] - start[name]).flatten() for name in start if name != "lm_head.weight"]).norm()
+    assert float(moved) == pytest.approx(0.01, abs=1e-6)
 
 
 @pytest.mark.parametrize("each", named(SINGLE))

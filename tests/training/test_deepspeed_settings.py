@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,17 @@ def test_a_ninja_beside_the_interpreter_is_found(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", "")
     environment._add_environment_to_path()
     assert os.environ["PATH"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("age", "stays"), [(10, True), (1000, False)])
+def test_the_lock_of_a_killed_build_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, stays: bool
+) -> None:
+    """torch's extension builder would wait for it for ever; a younger one belongs to a build that is running."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    environment._remove_stale_lock("some_op")  # no lock, no matter
+    lock = tmp_path / "some_op" / "lock"
+    lock.touch()
+    os.utime(lock, (time.time() - age,) * 2)
+    environment._remove_stale_lock("some_op")
+    assert lock.exists() == stays

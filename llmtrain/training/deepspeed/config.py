@@ -69,7 +69,6 @@ def deepspeed_config(
     accelerator: str,
     bf16: bool,
     grad_accum_dtype: str = "fp32",
-    micro_batch_size: int = 1,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
 ) -> dict[str, Any]:
@@ -82,7 +81,6 @@ def deepspeed_config(
         accelerator: `cpu` or `cuda`.
         bf16: bf16 weights with fp32 master weights; else everything is fp32.
         grad_accum_dtype: `fp32` or `bf16`, in which gradients are accumulated and reduced in a bf16 run.
-        micro_batch_size: rows per micro-batch and process; DeepSpeed only counts samples with it.
         offload_optimizer: keep optimiser states and master weights in host memory.
         offload_parameters: keep the parameters' shards in host memory (stage 3).
     """
@@ -103,7 +101,7 @@ def deepspeed_config(
     if offload_parameters:
         zero["offload_param"] = host
     config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro_batch_size,
+        "train_micro_batch_size_per_gpu": 1,  # required; DeepSpeed only counts samples with it, and nobody asks
         "zero_allow_untested_optimizer": True,  # fused AdamW and our Muon
         "zero_force_ds_cpu_optimizer": False,  # offload keeps our optimiser, too
         "zero_optimization": zero,

@@ -45,7 +45,6 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         accelerator: `cpu` or `cuda`.
         precision: `bf16` (bf16 weights, fp32 master weights and optimiser) or `fp32`.
         grad_accum_dtype: `fp32` or `bf16`: dtype of accumulated and reduced gradients in a bf16 run.
-        micro_batch_size: rows per micro-batch and process, for DeepSpeed's sample count.
         offload_optimizer: optimiser states and master weights in host memory.
         offload_parameters: the parameters' shards in host memory (stage 3).
         timeout: of collectives.
@@ -58,7 +57,6 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         accelerator: str,
         precision: str = "fp32",
         grad_accum_dtype: str = "fp32",
-        micro_batch_size: int = 1,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
         timeout: timedelta = timedelta(minutes=30),
@@ -71,7 +69,6 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
                 accelerator=accelerator,
                 bf16=precision == "bf16",
                 grad_accum_dtype=grad_accum_dtype,
-                micro_batch_size=micro_batch_size,
                 offload_optimizer=offload_optimizer,
                 offload_parameters=offload_parameters,
             ),
@@ -159,6 +156,8 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Restores weights, master weights and optimiser states; every rank must call it.
 
+        The optimiser's settings (weight decay, momentum, …) stay those of this run.
+
         Args:
             checkpoint_path: a folder that `save_checkpoint` wrote.
             weights_only: ignored; DeepSpeed unpickles without restriction, so the files are checked first.
@@ -174,13 +173,18 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         module = self.lightning_module
         assert module is not None
         strict = module.strict_loading
+        groups = self.deepspeed_engine.optimizer.param_groups
+        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         if not all(parameter.requires_grad for parameter in module.parameters()):
             module.strict_loading = False  # frozen weights are not in the file
         try:
             with environment.quiet_stdout():
-                return super().load_checkpoint(checkpoint_path)
+                state = super().load_checkpoint(checkpoint_path)
         finally:
             module.strict_loading = strict
+        for group, kept in zip(self.deepspeed_engine.optimizer.param_groups, settings, strict=True):
+            group.update(kept)
+        return state
 
     def _check_files(self, folder: Path) -> None:
         """Every rank looks at its share of the files; all raise alike if one of them is bad."""
@@ -227,7 +231,6 @@ def build_strategy(
     num_nodes: int = 1,
     optimizer: str = "adamw",
     grad_accum_dtype: str = "fp32",
-    micro_batch_size: int = 1,
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
 ) -> Strategy:
@@ -240,7 +243,7 @@ def build_strategy(
         precision: `fp32` or `bf16`.
         num_nodes: machines.
         optimizer: the optimiser's name, to refuse what does not go together.
-        grad_accum_dtype, micro_batch_size, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
+        grad_accum_dtype, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
 
     Returns:
         A strategy with `last_grad_norm` and `fp32_state_dict`.
@@ -265,7 +268,6 @@ def build_strategy(
         accelerator=accelerator,
         precision=precision,
         grad_accum_dtype=grad_accum_dtype,
-        micro_batch_size=micro_batch_size,
         offload_optimizer=offload_optimizer,
         offload_parameters=offload_parameters,
     )
