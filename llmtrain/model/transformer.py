@@ -35,6 +35,24 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
+class Linear(nn.Linear):
+    """`nn.Linear` that is quicker for the few rows of a decode step on the CPU.
+
+    For 2 to 32 rows in fp32, W·xᵀ splits its long side over the cores where x·Wᵀ has nothing to split: 1.2 to 1.7 times
+    as fast for the default model on two cores, up to 4 times for the 30 M one (docs/LOG.md). bf16 gains nothing.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) → (..., out)."""
+        rows = x.numel() // self.in_features
+        if not 2 <= rows <= 32 or x.dtype != torch.float32 or x.device.type != "cpu" or torch.is_grad_enabled():
+            return super().forward(x)
+        columns = self.weight @ x.reshape(rows, self.in_features).t()  # (out, rows)
+        if self.bias is not None:
+            columns += self.bias[:, None]
+        return columns.t().contiguous().view(*x.shape[:-1], self.out_features)
+
+
 class Attention(nn.Module):
     """Grouped-query causal self-attention with rotary positions."""
 
@@ -47,10 +65,10 @@ class Attention(nn.Module):
             config.head_dim,
         )
         bias = config.attention_bias
-        self.q_proj = nn.Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, self.heads * self.head_dim, bias=bias)
+        self.k_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.v_proj = Linear(config.hidden_size, self.kv_heads * self.head_dim, bias=bias)
+        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
@@ -76,9 +94,7 @@ class Attention(nn.Module):
         group = self.heads // self.kv_heads
         if query.shape[2] == 1:
             return self._attend_one(query, key, value, mask)
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1
-        )
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1)
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """One new token per row: the G queries of a key head become G "positions" that all see the same keys.
@@ -87,7 +103,7 @@ class Attention(nn.Module):
         blocks are made for many queries.
         """
         batch = query.shape[0]
-        grouped = query.view(batch, self.kv_heads, -1, self.head_dim)  # (B, K, G, D)
+        grouped = query.reshape(batch, self.kv_heads, -1, self.head_dim)  # (B, K, G, D)
         if query.device.type != "cpu":
             attended = F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask)
         else:
@@ -95,7 +111,7 @@ class Attention(nn.Module):
             if mask is not None:
                 scores = scores.masked_fill(~mask, -torch.inf)
             attended = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype) @ value
-        return attended.view(batch, self.heads, 1, self.head_dim)
+        return attended.reshape(batch, self.heads, 1, self.head_dim)
 
 
 class MLP(nn.Module):
@@ -103,9 +119,9 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) → (..., C)."""
@@ -192,7 +208,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.model = Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:

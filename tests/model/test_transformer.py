@@ -114,7 +114,7 @@ def test_cached_logits_equal_uncached_for_unequal_rows(variant):
             logits = model(step, cache=cache, new_lengths=new)
             for row in range(4):
                 if new[row]:
-                    assert torch.allclose(logits[row, 0], expected[row, at[row]], atol=1e-5)
+                    assert torch.allclose(logits[row, 0], expected[row, at[row]], atol=5e-5)
     assert cache.lengths == [20] * 4
 
 
