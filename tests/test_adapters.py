@@ -41,7 +41,7 @@ def tiny(seed: int = 0, **changes):
 def train(model, steps: int = 5) -> list[float]:
     """A few steps of plain AdamW over whatever is trainable; returns the losses."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=0.05)
+    optimizer = torch.optim.AdamW(parameters, lr=0.02)
     ids = torch.tensor([[3, 40, 41, 4, 200, 42, 5]])
     losses = []
     for _ in range(steps):

@@ -80,6 +80,7 @@ def launch(
     Returns:
         The exit code of the process.
     """
+    runs.end_with_rank_0()
     terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=runs.process_rank())
     folder: _RunFolder | None = None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def process_rank() -> int:
                 return max(rank, 1)  # only "not 0" matters; the true rank is the launcher's business
             return rank
     return 0
+
+
+def end_with_rank_0() -> None:
+    """In a process that rank 0 started: ends when rank 0 has gone, which it would otherwise wait for without end."""
+    if process_rank() == 0 or RUN_DIR_VARIABLE not in os.environ:
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)  # the main thread may wait inside a collective, where no exception reaches it
+
+    threading.Thread(target=watch, name="watch-rank-0", daemon=True).start()
 
 
 def choose_run_dir(

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -76,3 +80,26 @@ def test_rank(monkeypatch, environment, rank):
     for variable, value in environment.items():
         monkeypatch.setenv(variable, value)
     assert process_rank() == rank
+
+
+def test_a_started_rank_ends_when_rank_0_has_gone(tmp_path):
+    """Rank 0 here starts a rank 1 that would sleep for an hour, and dies."""
+    child = (
+        "from llmtrain.launch import runs; import time; runs.end_with_rank_0(); print(1, flush=True); time.sleep(3600)"
+    )
+    parent = (
+        "import os, subprocess, sys\n"
+        "os.environ.update(LOCAL_RANK='1', LLMTRAIN_RUN_DIR='/')\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.read(1)\n"  # it watches now
+        "print(child.pid, flush=True)\n"
+    )
+    pid = int(subprocess.run([sys.executable, "-c", parent], capture_output=True, check=True, timeout=60).stdout)
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    pytest.fail("rank 1 outlived rank 0 by ten seconds")

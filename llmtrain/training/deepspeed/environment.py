@@ -80,6 +80,14 @@ def _add_environment_to_path() -> None:
         os.environ["PATH"] = os.pathsep.join(filter(None, [os.environ.get("PATH"), str(folder)]))
 
 
+def open_process_group_alone() -> None:
+    """One process meets itself in memory: a network port could be taken by another run before it is opened."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
 def close_process_group_at_exit() -> None:
     """Ends gloo's threads before the interpreter: left running, they abort a process that is done."""
     atexit.unregister(_close_process_group)

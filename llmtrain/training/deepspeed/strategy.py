@@ -98,6 +98,8 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         reset_seed()
         self.set_world_ranks()
         environment.settle_shared_memory_op(self.num_processes)
+        if self.world_size == 1:
+            environment.open_process_group_alone()
         with environment.quiet_stdout():
             self._init_deepspeed_distributed()
         environment.close_process_group_at_exit()
