@@ -83,7 +83,10 @@ def _nothing_here(path: Path) -> str:
         return f"{path} is no model folder itself; the newest one below it is model={newest}"
     if (path.parent / "model" / CONFIG_FILE).is_file():
         return f"{path} holds no model; beside it lies model={path.parent / 'model'}"
-    return f"{path} holds no model: neither {CONFIG_FILE}, nor {adapters.ADAPTER_CONFIG_FILE}, nor a folder model/."
+    return (
+        f"{path} holds no model: neither {CONFIG_FILE}, nor {adapters.ADAPTER_CONFIG_FILE}, nor a folder model/; "
+        "a run has one after its first validation: give another run with model=…"
+    )
 
 
 def load_model_folder(

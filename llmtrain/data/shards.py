@@ -72,6 +72,8 @@ class ShardSet:
         file = folder / MANIFEST
         if not file.is_file():
             raise ValueError(f"no token shards at {folder} (it has no {MANIFEST}): run `llmtrain prepare` to make them")
+        if (folder / "train" / MANIFEST).is_file():
+            raise ValueError(f"{folder} holds a whole corpus: give its training or validation shards, {folder / 'val'}")
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
             version = manifest["version"]
@@ -80,7 +82,7 @@ class ShardSet:
             }
             expected[DOCUMENTS] = manifest["num_documents"] * 8
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} is damaged ({error!r}): delete {folder} and prepare the corpus again") from error
+            raise ValueError(f"{file} is damaged: delete {folder} and prepare the corpus again") from error
         if version != VERSION:
             raise ValueError(f"{file} is of format {version}, this program reads {VERSION}: prepare the corpus again")
         for name, size in expected.items():

@@ -91,7 +91,10 @@ def launch(
             (folder.path / "results.json").write_text(to_json(results) + "\n", encoding="utf-8")
         terminal.finish(results)
     except KeyboardInterrupt:
-        terminal.say("interrupted" + (f"; what was done is in {_near(folder.path)}" if folder and folder.kept else ""))
+        done = folder is not None and folder.kept and not folder.empty
+        if folder is not None and not done:
+            folder.take_back()
+        terminal.say("interrupted" + (f"; what was done is in {_near(folder.path)}" if folder and done else ""))
         return 130
     except BrokenPipeError:  # the reader of our output went away, as with `| head`
         terminal.abandon()
@@ -115,13 +118,18 @@ class _RunFolder:
             if self._listed:
                 runs.point_latest(path)
 
+    @property
+    def empty(self) -> bool:
+        """Whether the run has left nothing there yet but what the edge itself writes."""
+        return {entry.name for entry in self.path.iterdir()} <= _EDGE_FILES
+
     def take_back(self) -> None:
         """After a mistake of the user's: no litter, and `latest` is what it was; the log stays as failed.log."""
         if not self.kept:
             return
         if self._listed and self._former is not None:
             runs.point_latest(self._former)
-        if self._new and {entry.name for entry in self.path.iterdir()} <= _EDGE_FILES:
+        if self._new and self.empty:
             log = self.path / "log.txt"
             if self._listed and log.exists():
                 log.replace(self.path.parent / "failed.log")

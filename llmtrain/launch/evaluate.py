@@ -82,7 +82,8 @@ def _shards(settings: DictConfig, loaded: LoadedModel) -> ShardSet | None:
     if settings.shards_dir != "auto":
         if settings.get("data") is not None:
             raise ValueError("both shards_dir and data say what to measure on: give one of them")
-        shards = ShardSet.open(settings.shards_dir)
+        folder = Path(settings.shards_dir)
+        shards = ShardSet.open(folder / "val" if (folder / "val").is_dir() else folder)
     elif settings.get("data") is not None:
         shards = _prepared(settings, settings.data, loaded)
     else:

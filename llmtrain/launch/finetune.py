@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+VAL_EXAMPLES = 128
+"""As many training examples are set aside at most, where the settings do not say."""
+
 # What the settings of a task hold besides the arguments of its function.
 _NOT_THE_TASKS = ("kind", "max_length")
 
@@ -139,6 +142,8 @@ def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list
     if trained_length and longest > trained_length:
         logger.warning("Examples have up to %d tokens; the base was trained on %d at most.", longest, trained_length)
     count = settings.trainer.val_examples
+    if count is None:
+        count = min(VAL_EXAMPLES, len(examples) // 10)
     if not 0 <= count < len(examples):
         raise ValueError(
             f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}, one less than there are."

@@ -52,7 +52,11 @@ def conclude(
         result.train_seconds,
         f"{result.tokens_per_second:,.0f}",
     )
-    logger.info('model folder: %s\nnext: make generate PROMPT="…"   or   make finetune', result.model_dir)
+    listed = run_dir.parent.resolve() == Path("runs/pretrain").resolve()  # where the other commands look by themselves
+    model = "" if listed else f' ARGS="model={run_dir}"'
+    logger.info(
+        'model folder: %s\nnext: make generate%s PROMPT="…"   or   make finetune%s', result.model_dir, model, model
+    )
     return {
         "command": "pretrain",
         "run_dir": str(run_dir),

@@ -74,8 +74,8 @@ def read_prompts(prompt: str | None, prompt_file: str | None) -> list[str]:
         ValueError: None given, or twice, or the file cannot be read as prompts.
     """
     if (prompt is None) == (prompt_file is None):
-        given = "both prompt and prompt_file are" if prompt is not None else "there is no prompt:"
-        raise ValueError(f'{given} given; give one of prompt="…", prompt=- (standard input) and prompt_file=…')
+        given = "both prompt and prompt_file are given" if prompt is not None else "there is no prompt"
+        raise ValueError(f'{given}; give one of prompt="…", prompt=- (standard input) and prompt_file=…')
     if prompt_file is not None:
         return _read_prompt_file(Path(prompt_file))
     assert prompt is not None
@@ -96,7 +96,7 @@ def _read_prompt_file(file: Path) -> list[str]:
             try:
                 line = json.loads(line)["prompt"]
             except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f'{file}, line {number}: expected {{"prompt": "…"}} ({error!r})') from error
+                raise ValueError(f'{file}, line {number}: each line must be {{"prompt": "…"}}') from error
             if not isinstance(line, str) or not line:
                 raise ValueError(f'{file}, line {number}: "prompt" must be text that is not empty')
         prompts.append(line)

@@ -34,6 +34,16 @@ ARGS_VARIABLE = "LLMTRAIN_ARGS"  # the Makefile's ARGS="…", split as a shell w
 PROMPT_VARIABLE = "LLMTRAIN_PROMPT"  # the Makefile's PROMPT="…", which no shell has touched
 
 
+def _open_missing_streams() -> None:
+    """A closed standard stream is an empty one: else the next file that is opened would take its descriptor."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
 def main(command: str | None = None) -> int:
     """Runs the command line of this process.
 
@@ -43,6 +53,7 @@ def main(command: str | None = None) -> int:
     Returns:
         The exit code.
     """
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):  # whatever the locale says
         stream.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
     try:

@@ -85,6 +85,8 @@ def _check_settings(settings: DictConfig) -> BatchGeometry:
     check_strategy(
         settings.strategy.name, devices=machine.devices, num_nodes=machine.num_nodes, optimizer=settings.optim.name
     )
+    if settings.init is not None and not Path(settings.init).exists():
+        raise ValueError(f"init={settings.init} does not exist; give a model folder, a run or a checkpoint.")
     if settings.init is None:
         _model_config(settings, vocab_size=64)
         _check_context(length, settings.model.max_position_embeddings)

@@ -117,6 +117,8 @@ def find_checkpoint(resume: str | Path | None, run_dir: Path) -> Checkpoint | No
         checkpoints = list_checkpoints(run_dir)
         return checkpoints[-1] if checkpoints else None
     path = Path(resume).expanduser()
+    if not path.exists():
+        raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
     if path.name in ("model", "resume") and (path.parent / MARKER).is_file():
         path = path.parent
     if (path / MARKER).is_file() and (match := _NAME.fullmatch(path.resolve().name)):

@@ -153,3 +153,11 @@ def test_an_interrupted_folder_is_cut_back_and_continued(saved_after: int, tmp_p
     assert sorted(p.name for p in (tmp_path / "cut").iterdir()) == sorted(
         p.name for p in (tmp_path / "whole").iterdir()
     )
+
+
+def test_a_corpus_folder_is_not_mistaken_for_damaged_shards(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for folder in (tmp_path, tmp_path / "train"):
+        (folder / "manifest.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds a whole corpus: give its training or validation shards"):
+        ShardSet.open(tmp_path)

@@ -109,8 +109,8 @@ def test_standard_input_is_one_prompt(monkeypatch):
     [
         (b"", "a.txt", "holds no prompt"),
         (b"ok\n\xff", "a.txt", "not UTF-8 at byte 3"),
-        (b'{"prompt": "a"}\n{"text": "b"}', "a.jsonl", "a.jsonl, line 2: expected"),
-        (b'{"prompt": "a"}\nnonsense', "a.jsonl", "a.jsonl, line 2: expected"),
+        (b'{"prompt": "a"}\n{"text": "b"}', "a.jsonl", "a.jsonl, line 2: each line must be"),
+        (b'{"prompt": "a"}\nnonsense', "a.jsonl", "a.jsonl, line 2: each line must be"),
         (b'{"prompt": ""}', "a.jsonl", '"prompt" must be text that is not empty'),
     ],
 )
@@ -123,7 +123,7 @@ def test_files_that_are_no_prompts_are_refused_by_place(tmp_path, content, name,
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([], "there is no prompt: given"),
+        ([], "there is no prompt; give one of"),
         (["prompt="], "the prompt is empty"),
         (["prompt=a", "prompt_file=b"], "both prompt and prompt_file are given"),
         (["prompt=a", "sampling.temperature=-1"], "temperature must be at least 0"),

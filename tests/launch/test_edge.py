@@ -161,10 +161,14 @@ def test_a_fault_ends_with_a_traceback_code_1_and_the_place_of_the_log(fake, tmp
 
 
 @pytest.mark.medium
-def test_interrupts_and_requests_to_be_queued_again_keep_their_codes(fake):
-    interrupted = fake("pretrain", "mode=interrupt", "name=one")
-    assert interrupted.code == 130
-    assert interrupted.stderr.splitlines()[-1] == "interrupted; what was done is in runs/pretrain/one"
+def test_interrupts_and_requests_to_be_queued_again_keep_their_codes(fake, tmp_path):
+    fake("pretrain", "mode=chatter", "name=good")
+    early = fake("pretrain", "mode=interrupt", "name=early")
+    assert (early.code, early.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert not (tmp_path / "runs/pretrain/early").exists()
+    assert (tmp_path / "runs/pretrain/latest").resolve().name == "good"  # what the other commands start from
+    late = fake("pretrain", "mode=interrupt late", "name=one")
+    assert (late.code, late.stderr.splitlines()[-1]) == (130, "interrupted; what was done is in runs/pretrain/one")
     assert fake("pretrain", "mode=requeue").code == 75
 
 
@@ -223,3 +227,12 @@ def test_a_reader_that_goes_away_is_no_fault(fake_environment, tmp_path):
     )
     assert done.returncode in (0, 141)
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_ones(closed):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m llmtrain --version {closed}', sys.executable], cwd=ROOT, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -207,8 +207,8 @@ def test_init_goes_on_from_a_models_weights_with_its_shape_and_tokenizer(tmp_pat
             "lower data.sequence_length",
         ),
         (["callbacks.prompts=['']"], "has no tokens"),
-        (["init=nowhere"], "does not exist"),
-        (["resume=nowhere"], "no whole checkpoint there"),
+        (["init=nowhere"], "init=nowhere does not exist"),
+        (["resume=nowhere"], "resume=nowhere does not exist; give a run folder, a checkpoint, or auto"),
         (["data.paths=[nowhere.txt]"], "nowhere.txt"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_started_rank_ends_when_rank_0_has_gone(tmp_path):
     )
     parent = (
         "import os, subprocess, sys\n"
-        "os.environ.update(LOCAL_RANK='1', LLMTRAIN_RUN_DIR='/')\n"
+        "os.environ.update(RANK='1', LLMTRAIN_RUN_DIR='/')\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.read(1)\n"  # it watches now
         "print(child.pid, flush=True)\n"

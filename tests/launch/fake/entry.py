@@ -31,6 +31,9 @@ def run(settings, run_dir):
         runs.choose_run_dir(run_dir, "x", name="a/b")
     elif mode == "interrupt":
         raise KeyboardInterrupt
+    elif mode == "interrupt late":
+        (run_dir / "metrics.csv").write_text("step\n1\n", encoding="utf-8")
+        raise KeyboardInterrupt
     elif mode == "requeue":
         raise SystemExit(75)
     elif mode == "full":
