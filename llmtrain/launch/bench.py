@@ -329,23 +329,8 @@ class _Bench:
 
 def fit_settings(settings: DictConfig) -> dict[str, Any]:
     """What `make pretrain` hands to `fit` straight from its settings (a test compares the two)."""
-    from llmtrain.launch.pretrain import _SCHEDULE_KEYS
+    from llmtrain.launch.fitting import fit_arguments
 
-    trainer, optim, strategy = settings.trainer, settings.optim, settings.strategy
-    return {
-        "optimizer": optim.name,
-        "lr": optim.lr,
-        "optimizer_options": {key: value for key, value in optim.items() if key not in _SCHEDULE_KEYS},
-        "schedule": optim.schedule,
-        "warmup_steps": optim.warmup_steps,
-        "min_lr_ratio": optim.min_lr_ratio,
-        "decay_fraction": optim.decay_fraction,
-        "grad_clip": optim.grad_clip,
-        "strategy": strategy.name,
-        "strategy_options": {key: value for key, value in strategy.items() if key != "name"},
-        "accelerator": trainer.accelerator,
-        "precision": trainer.precision,
-        "compile_model": trainer.compile,
-        "gradient_checkpointing": trainer.gradient_checkpointing,
-        "log_every": trainer.log_every,
-    }
+    # The rest says where a run is saved and how it is resumed, or how many processes it has: here it is one, unsaved.
+    left_out = {"seed", "devices", "num_nodes", "val_every", "checkpoint_every", "keep_last", "wandb", "resume"}
+    return {key: value for key, value in fit_arguments(settings).items() if key not in left_out}

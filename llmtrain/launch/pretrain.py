@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.finished import conclude
+from llmtrain.launch.fitting import checked_length, fit_arguments
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.prepare import corpus_from, report, tokenizer_from
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SCHEDULE_KEYS = ("name", "lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction", "grad_clip")
 _OPENING_TOKENS = 8  # of a held-out text, to prompt with
 _OPENINGS = 3
 
@@ -158,27 +158,9 @@ def _never_seen(prepared: PreparedCorpus) -> list[int]:
 
 
 def _run_length(settings: DictConfig, batch: BatchGeometry, prepared: PreparedCorpus) -> RunLength:
-    from llmtrain.training.geometry import run_length
-    from llmtrain.training.optim import schedule
-
-    trainer, optim, length = settings.trainer, settings.optim, settings.data.sequence_length
-    found = run_length(
-        max_steps=trainer.max_steps,
-        max_tokens=trainer.max_tokens,
-        max_epochs=trainer.max_epochs,
-        rows=batch.rows,
-        epoch_rows=sum(shards.num_tokens // length for shards, _ in prepared.train),
-        row_tokens=length,
-    )
-    schedule(
-        optim.schedule,
-        step=0,
-        total_steps=found.steps,
-        warmup_steps=optim.warmup_steps,
-        min_lr_ratio=optim.min_lr_ratio,
-        decay_fraction=optim.decay_fraction,
-    )
-    return found
+    length = settings.data.sequence_length
+    windows = sum(shards.num_tokens // length for shards, _ in prepared.train)
+    return checked_length(settings, rows=batch.rows, epoch_rows=windows, row_tokens=length)
 
 
 def _prompts(setting: str | Sequence[str], start: Start) -> list[str]:
@@ -230,7 +212,7 @@ def _fit(
     from llmtrain.model import flops_per_token
     from llmtrain.training.fit import fit
 
-    trainer, optim, prepared = settings.trainer, settings.optim, start.prepared
+    prepared = start.prepared
     data = PretrainDataModule(
         prepared.train,
         prepared.val,
@@ -248,48 +230,15 @@ def _fit(
         run_dir=run_dir,
         total_steps=length.steps,
         accumulation=batch.accumulation,
-        seed=settings.seed,
-        optimizer=optim.name,
-        lr=optim.lr,
-        optimizer_options={key: value for key, value in optim.items() if key not in _SCHEDULE_KEYS},
-        schedule=optim.schedule,
-        warmup_steps=optim.warmup_steps,
-        min_lr_ratio=optim.min_lr_ratio,
-        decay_fraction=optim.decay_fraction,
-        grad_clip=optim.grad_clip,
-        strategy=settings.strategy.name,
-        strategy_options={key: value for key, value in settings.strategy.items() if key != "name"},
-        accelerator=trainer.accelerator,
-        devices=trainer.devices,
-        num_nodes=trainer.num_nodes,
-        precision=trainer.precision,
-        compile_model=trainer.compile,
-        gradient_checkpointing=trainer.gradient_checkpointing,
         tokens_per_byte=prepared.val.num_tokens / prepared.val.utf8_bytes,
-        log_every=trainer.log_every,
-        val_every=trainer.val_every,
-        checkpoint_every=trainer.checkpoint_every,
-        keep_last=trainer.keep_last,
-        sample_every=trainer.sample_every,
+        sample_every=settings.trainer.sample_every,
         sample_prompts=prompts,
         sampling=replace(sampling, max_new_tokens=settings.callbacks.max_new_tokens, seed=settings.seed),
-        wandb=_wandb(settings),
-        resume=settings.resume,
         flops_per_position=flops_per_token(start.model.config, settings.data.sequence_length),
         info=_info(settings, start),
         fixed=_fixed(settings, start, batch),
+        **fit_arguments(settings),
     )
-
-
-def _wandb(settings: DictConfig) -> dict[str, Any] | None:
-    if settings.logger.kind == "csv":
-        return None
-    return {
-        "project": settings.logger.project,
-        "mode": settings.logger.mode,
-        "name": settings.name,
-        "config": _plain(settings),
-    }
 
 
 def _info(settings: DictConfig, start: Start) -> dict[str, Any]:
