@@ -11,6 +11,7 @@ import errno
 import importlib
 import logging
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -144,10 +145,17 @@ def _prepare(
 ) -> tuple[Composed, _RunFolder]:
     from omegaconf import OmegaConf
 
-    from llmtrain.launch.composing import compose
+    from llmtrain.launch.composing import UnknownKeyError, compose
 
-    composed = compose(command.name, overrides, configs)
+    try:
+        composed = compose(command.name, overrides, configs)
+    except UnknownKeyError as error:
+        if command.positional is None:
+            raise
+        as_text = f"llmtrain {command.name} -- {shlex.quote(error.argument)}"
+        raise ValueError(f"{error}; if it is the {command.positional}: {as_text}") from error
     settings = composed.settings
+    runs.check_folders(settings.paths)
     folder = _open_folder(command, settings, terminal.rank)
     OmegaConf.update(settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
     if folder.kept:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.inference import load_model, make_engine, sampling_params
+from llmtrain.launch.terminal import visible
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -163,13 +164,6 @@ def _print_completion(engine: Engine, job: _Job, *, echo: bool, table: bool) -> 
     completion = job.request.result()
     if completion.error:
         logger.warning("this completion broke off: %s", completion.error)
-
-
-def visible(text: str) -> str:
-    """Text for stdout; a terminal gets no control characters from a model, which could move the cursor or worse."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(character if character in "\n\t" or character.isprintable() else "\ufffd" for character in text)
 
 
 def _candidate_line(step: int, token: bytes, event: Event) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.prepare import corpus_from, tokenizer_from
+from llmtrain.launch.terminal import visible
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -34,7 +35,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if settings.ids is not None:
         ids = read_ids(settings.ids)
         text = tokenizer.decode(ids, skip_special=False)
-        print(text)
+        print(visible(text))
     else:
         text = _read_stdin() if settings.text == STDIN else settings.text
         ids = tokenizer.encode(text)

@@ -141,8 +141,10 @@ def test_mistakes_are_refused_with_a_sentence(folder, overrides, message):
         run(folder, *overrides)
 
 
-def test_a_terminal_gets_no_control_characters(monkeypatch):
-    text = "a\x1b[2Jb\n你\t\x07"
-    assert generate.visible(text) == text  # a pipe gets the text as it is
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
-    assert generate.visible(text) == "a\ufffd[2Jb\n你\t\ufffd"
+def test_a_terminal_gets_no_control_characters(folder, monkeypatch, capsys):
+    prompt = "a\x1b[2Jb\n你\t\x07"
+    run(folder, f"prompt={prompt}", "sampling.max_new_tokens=1")
+    assert capsys.readouterr().out.startswith(prompt)  # a pipe gets the text as it is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run(folder, f"prompt={prompt}", "sampling.max_new_tokens=1")
+    assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n你\t\\x07")
