@@ -154,8 +154,10 @@ def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list
     if count is None:
         count = min(VAL_EXAMPLES, len(examples) // 10)
     if not 0 <= count < len(examples):
+        usable = f"{len(examples)} usable training example{'s' if len(examples) > 1 else ''}"
         raise ValueError(
-            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}, one less than there are."
+            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}: of the {usable} at least one is "
+            "to be trained on; lower it or add examples."
         )
     chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
     return (

@@ -10,6 +10,8 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.reading import check_text
+
 if TYPE_CHECKING:
     import torch
     from omegaconf import DictConfig
@@ -28,8 +30,7 @@ def load_model(settings: DictConfig) -> LoadedModel:
     Raises:
         ValueError: No model there, or no such device or precision.
     """
-    device = _device(settings.device)
-    dtype = _dtype(settings.precision)
+    device, dtype = _device(settings.device), _dtype(settings.precision)
     from llmtrain.checkpoint import load_model_folder
 
     loaded = load_model_folder(settings.model, device=device, dtype=dtype)
@@ -60,7 +61,10 @@ def sampling_params(section: DictConfig, **changes: Any) -> SamplingParams:
     from llmtrain.generation import SamplingParams
 
     values: dict[str, Any] = OmegaConf.to_container(section, resolve=True)  # type: ignore[assignment]
-    return SamplingParams(**{**values, **changes})
+    params = SamplingParams(**{**values, **changes})
+    for text in params.stop:
+        check_text(text, "sampling.stop")
+    return params
 
 
 def _device(name: str) -> torch.device:
