@@ -71,7 +71,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def _check_settings(settings: DictConfig) -> BatchGeometry:
     """Everything that can be checked without a model and data: raises `ValueError` in the first second."""
-    from llmtrain.adapters import check_adapter
     from llmtrain.launch.fitting import check_training, checked_length
     from llmtrain.training.geometry import divide_batch
 
@@ -83,6 +82,8 @@ def _check_settings(settings: DictConfig) -> BatchGeometry:
     if adapter.kind == "lora":
         if adapter.train_tokens not in ("auto", "none"):
             raise ValueError(f"adapter.train_tokens={adapter.train_tokens!r} must be auto or none.")
+        from llmtrain.adapters import check_adapter
+
         check_adapter(adapter.r, adapter.lora_alpha, adapter.lora_dropout, adapter.target_modules)
     if settings.evaluation.max_rows < 1:
         raise ValueError(f"evaluation.max_rows={settings.evaluation.max_rows} must be at least 1.")

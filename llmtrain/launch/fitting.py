@@ -31,12 +31,23 @@ def check_training(settings: DictConfig) -> Machine:
     Raises:
         ValueError: A setting that cannot work on this machine, or at all.
     """
-    from llmtrain.training import hardware
     from llmtrain.training.deepspeed.config import check_strategy
     from llmtrain.training.geometry import check_intervals
-    from llmtrain.training.optim import check_optimizer
 
     optim, trainer, strategy, resume = settings.optim, settings.trainer, settings.strategy, settings.resume
+    check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
+    if settings.logger.kind not in ("csv", "wandb"):
+        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
+    if settings.logger.get("mode", "auto") not in ("auto", "online", "offline"):
+        raise ValueError(f"logger.mode={settings.logger.mode!r} must be auto, online or offline.")
+    if optim.grad_clip is not None and not optim.grad_clip >= 0:
+        raise ValueError(f"optim.grad_clip={optim.grad_clip} must not be negative; null does not clip.")
+    if resume not in (None, "auto") and not Path(resume).expanduser().exists():
+        raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
+
+    from llmtrain.training import hardware  # what follows needs torch, whose import takes a second
+    from llmtrain.training.optim import check_optimizer
+
     machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
     check_strategy(
         **strategy,
@@ -46,15 +57,8 @@ def check_training(settings: DictConfig) -> Machine:
         precision=machine.precision,
     )
     check_optimizer(**{key: value for key, value in optim.items() if key == "lr" or key not in _SCHEDULE})
-    if optim.grad_clip is not None and not optim.grad_clip >= 0:
-        raise ValueError(f"optim.grad_clip={optim.grad_clip} must not be negative; null does not clip.")
-    check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
     if trainer.compile:
         hardware.check_compiler()
-    if settings.logger.kind not in ("csv", "wandb"):
-        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
-    if resume not in (None, "auto") and not Path(resume).expanduser().exists():
-        raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
     return machine
 
 

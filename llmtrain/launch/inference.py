@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ def load_model(settings: DictConfig) -> LoadedModel:
     Raises:
         ValueError: No model there, or no such device or precision.
     """
+    if settings.precision not in PRECISIONS:
+        raise ValueError(f"precision={settings.precision}: give one of {', '.join(PRECISIONS)}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(settings.device)):
+        raise ValueError(f"device={settings.device}: give auto, cpu or cuda")
     device, dtype = _device(settings.device), _dtype(settings.precision)
     from llmtrain.checkpoint import load_model_folder
 
@@ -74,18 +79,17 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    if not str(name).startswith("cuda"):
-        raise ValueError(f"device={name}: give auto, cpu or cuda")
     if not torch.cuda.is_available():
         raise ValueError(f"device={name}: this machine has no GPU that torch can use; take device=cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name}: this machine has {torch.cuda.device_count()} GPUs, counted from cuda:0")
+    return device
 
 
 def _dtype(precision: str) -> torch.dtype | None:
     import torch
 
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
     return {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 

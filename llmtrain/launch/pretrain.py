@@ -84,13 +84,13 @@ def _check_settings(settings: DictConfig) -> BatchGeometry:
             "python_docs, files or huggingface."
         )
     trainer, length = settings.trainer, settings.data.sequence_length
-    machine = check_training(settings)
+    rows = rows_per_step(trainer.batch_tokens, length)
     if settings.init is not None and not Path(settings.init).exists():
         raise ValueError(f"init={settings.init} does not exist; give a model folder, a run or a checkpoint.")
+    machine = check_training(settings)
     if settings.init is None:
         _model_config(settings, vocab_size=settings.tokenizer.get("vocab_size") or 64)
         _check_context(length, settings.model.max_position_embeddings)
-    rows = rows_per_step(trainer.batch_tokens, length)
     batch = divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=machine.world_size)
     checked_length(settings, rows=rows, row_tokens=length)
     return batch
