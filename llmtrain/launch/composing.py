@@ -201,6 +201,8 @@ def _fit(key: str, text: str, value: Any, former: Any) -> Any:
             raise SettingsError(f"{key}={text}: expected a number, such as {former}")
         if isinstance(former, int) and isinstance(value, float) and value.is_integer():
             return int(value)  # 1e6 steps
+    elif former is None and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
 
 

@@ -37,6 +37,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _EDGE_FILES = frozenset({"log.txt", "config.yaml"})
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS)
+
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
 
@@ -277,6 +279,8 @@ def _sentence(error: Exception) -> str | None:
     """
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return f"no space left on the disk{_of_file(error)}; free some, or choose another folder with paths.*"
+    if isinstance(error, OSError) and error.errno in _BAD_NAMES and error.filename:
+        return f"{error.strerror}{_of_file(error)}; give another path"
     if isinstance(error, _PATH_ERRORS):
         return f"{error.strerror or error}{_of_file(error)}" if error.filename else None
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError) and _is_ours(error):

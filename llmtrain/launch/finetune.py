@@ -48,8 +48,11 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if process_rank():
         logger.setLevel(logging.ERROR)  # the first process says what all of them find
     batch = _check_settings(settings)
-    base = _base_model(settings, run_dir)
-    task = _task(settings)
+    from llmtrain.checkpoint import resolve_model
+
+    folder = resolve_model(settings.model)
+    task = _task(settings)  # before the weights are read: of both, it is the one with more to refuse
+    base = _base_model(settings, folder, run_dir)
     train, validation = _examples(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
     tuning = _prepare(settings, base, train, is_main=not process_rank())
@@ -102,7 +105,7 @@ def _check_data(settings: DictConfig) -> None:
         raise ValueError(f"data.max_length={settings.data.max_length} must be at least 1.")
 
 
-def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
+def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedModel:
     """The model to start from, in fp32, its tokenizer with the role markers of the chat template.
 
     Raises:
@@ -114,7 +117,7 @@ def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
 
     from llmtrain.checkpoint import load_model_folder, with_role_markers
 
-    base = load_model_folder(settings.model, dtype=torch.float32)
+    base = load_model_folder(folder, dtype=torch.float32)
     if base.adapter_folder is not None:
         raise ValueError(
             f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "

@@ -35,6 +35,8 @@ def check_training(settings: DictConfig) -> Machine:
     from llmtrain.training.geometry import check_intervals
 
     optim, trainer, strategy, resume = settings.optim, settings.trainer, settings.strategy, settings.resume
+    if not isinstance(settings.seed, int) or not 0 <= settings.seed < 2**63:
+        raise ValueError(f"seed={settings.seed} must be a whole number from 0 to 2^63 - 1.")
     check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
     if settings.logger.kind not in ("csv", "wandb"):
         raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")

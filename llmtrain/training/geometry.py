@@ -160,14 +160,14 @@ def check_intervals(*, log_every: int | None, **others: int | None) -> None:
     if log_every is None:
         raise ValueError("trainer.log_every=null must be a number of steps.")
     for name, value in {"log_every": log_every, **others}.items():
-        if value is not None and value < 1:
+        if value is not None and (not isinstance(value, int) or value < 1):
             never = "" if name == "log_every" else ", or null for never"
-            raise ValueError(f"trainer.{name}={value} must be at least 1{never}.")
+            raise ValueError(f"trainer.{name}={value} must be a whole number of at least 1{never}.")
 
 
 def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1.")
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value} must be a whole number of at least 1.")
 
 
 def _near_multiples(value: int, unit: int) -> str:

@@ -136,6 +136,7 @@ def test_bytes_that_are_not_utf8_survive(fake_environment, tmp_path):
         (["mode=mistake"], "error: name='a/b' cannot name a folder; give a word without slashes, not 'latest'"),
         (["mode=read", "missing_file=/不 在"], "error: No such file or directory: /不 在"),
         (["mode=full", "paths.run_dir=r"], FULL),
+        (["name=" + "x" * 300], "error: File name too long: {cwd}/runs/pretrain/" + "x" * 300 + "; give another path"),
         (["paths.run_dir=taken"], "error: paths.run_dir=taken is a file: give a folder"),
         (
             ["paths.runs_dir=taken/er"],

@@ -217,8 +217,10 @@ NEED_TEXT = ("lower data.sequence_length", "has no tokens", "model.vocab_size=10
         (["optim.lr=0"], "optim.lr=0 must be above 0"),
         (["optim.betas=[0.9]"], "optim.betas=[0.9] must be two numbers"),
         (["optim.grad_clip=-1"], "optim.grad_clip=-1 must not be negative"),
-        (["trainer.log_every=0"], "trainer.log_every=0 must be at least 1."),
-        (["trainer.keep_last=0"], "trainer.keep_last=0 must be at least 1, or null for never"),
+        (["trainer.log_every=0"], "trainer.log_every=0 must be a whole number of at least 1."),
+        (["trainer.keep_last=0"], "trainer.keep_last=0 must be a whole number of at least 1, or null for never"),
+        (["trainer.max_steps=1.5"], "trainer.max_steps=1.5 must be a whole number of at least 1"),
+        (["seed=-1"], "seed=-1 must be a whole number from 0"),
         (["trainer.max_steps=null", "trainer.max_tokens=2560", "optim.warmup_steps=11"], "the run's 10 steps"),
     ],
 )
