@@ -276,7 +276,7 @@ def test_what_is_said_on_a_terminal_is_made_visible(fake_environment, tmp_path):
     """A refusal repeats what the user gave, here to a pseudo-terminal."""
     ours, theirs = pty.openpty()
     done = subprocess.run(
-        [sys.executable, str(FAKE / "entry.py"), "-m", "llmtrain", "pretrain", "se\x1b[2Jed=1"],
+        [sys.executable, str(FAKE / "entry.py"), "-m", "llmtrain", "pretrain", "mode=read", "missing_file=/\x1b[2J"],
         cwd=tmp_path,
         env=fake_environment,
         stdout=subprocess.DEVNULL,
@@ -284,11 +284,11 @@ def test_what_is_said_on_a_terminal_is_made_visible(fake_environment, tmp_path):
         timeout=60,
     )
     os.close(theirs)
-    said = os.read(ours, 4096)
+    said = os.read(ours, 65536)
     os.close(ours)
     assert done.returncode == 2
     assert b"\x1b" not in said
-    assert b"x1b[2Jed=1" in said
+    assert said.endswith(b"error: No such file or directory: /\\x1b[2J\r\n")
 
 
 @pytest.mark.medium
