@@ -300,11 +300,35 @@ def test_pointers(run, tmp_path):
     assert resolve_model(latest) == run / "model"
     latest.unlink()
     latest.symlink_to("removed")
-    with pytest.raises(ModelFolderError, match="not there any more"):
+    (run / "model").rename(run / "elsewhere")
+    with pytest.raises(ModelFolderError, match=r"not there any more; give another with model="):
         resolve_model(latest)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelFolderError, match="holds no model"):
         resolve_model(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_latest_run_without_a_model_gives_way_to_the_newest_that_has_one(run, as_file, caplog):
+    shutil.copytree(run, run.parent / "older")
+    os.utime(run.parent / "older/model/config.json", (1, 1))
+    latest = run.parent / "latest"
+    latest.unlink()
+    if as_file:
+        latest.write_text("early\n")
+    else:
+        latest.symlink_to("early")
+    for what in ("is not there any more", "has no model"):
+        caplog.clear()
+        assert resolve_model(latest) == run / "model" == resolve_model(run.parent)
+        assert f"{latest} (early) {what}; model={run / 'model'} is used, the newest beside it" in caplog.text
+        (run.parent / "early").mkdir(exist_ok=True)
+    checkpoint = run.parent / "early/checkpoints/step-000100/model"
+    shutil.copytree(run / "model", checkpoint)  # what it has is named, not passed over
+    with pytest.raises(
+        ModelFolderError, match=f"the newest one below it is model=.*{checkpoint.relative_to(run.parent / 'early')}"
+    ):
+        resolve_model(latest)
 
 
 def test_incomplete_and_mixed_folders_are_refused(tmp_path):
@@ -314,6 +338,8 @@ def test_incomplete_and_mixed_folders_are_refused(tmp_path):
         save(folder)
         break_it()
         with pytest.raises(ModelFolderError, match=message):
+            load_model_folder(folder)
+        with pytest.raises(ModelFolderError, match=f"{folder}.*(again|put the right|belong|supported|describe|rows)"):
             load_model_folder(folder)
         shutil.rmtree(folder)
 
@@ -327,6 +353,15 @@ def test_incomplete_and_mixed_folders_are_refused(tmp_path):
     broken((folder / "config.json").unlink, "half-written: it has weights and no config.json")
     broken(lambda: os.truncate(folder / "config.json", 30), "config.json is half-written or damaged")
     broken(lambda: os.truncate(folder / "llmtrain.json", 30), "llmtrain.json is half-written or damaged")
+    for name in ("config.json", "llmtrain.json", "tokenizer_config.json", "model.safetensors.index.json"):
+        for content in (b"[]", b"\xff", b"{", b"7"):
+
+            def spoil(file=folder / name, content=content) -> None:
+                file.write_bytes(content)
+                if file.name.endswith("index.json"):
+                    stored.unlink()
+
+            broken(spoil, name)
     broken((folder / "tokenizer.json").unlink, "has no usable tokenizer")
     broken(lambda: rewrite("config.json", num_hidden_layers=3), "9 of 29 tensors are missing, first 'model.layers.2")
     broken(lambda: rewrite("config.json", num_hidden_layers=1), "9 tensors that its config does not describe")

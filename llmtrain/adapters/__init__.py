@@ -9,6 +9,7 @@ from llmtrain.adapters.attach import (
     Adapted,
     adapter_config,
     attach,
+    check_adapter,
     merged_state_dict,
     save_adapter,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "LowRank",
     "adapter_config",
     "attach",
+    "check_adapter",
     "deltas_from",
     "has_adapter",
     "load_adapter_deltas",

@@ -70,7 +70,8 @@ def attach(
         ValueError: A setting is out of range, a target is unknown, or `model` already has an adapter.
     """
     ids = sorted(set(train_tokens or ()))
-    _check_settings(model, r, lora_alpha, lora_dropout, target_modules, ids)
+    check_adapter(r, lora_alpha, lora_dropout, target_modules)
+    _check_model(model, ids)
     with _quiet_peft():
         from peft import LoraConfig, get_peft_model
 
@@ -103,9 +104,12 @@ def _token_indices(model: Transformer, ids: list[int]) -> list[int] | dict[str, 
     return {"embed_tokens": ids, "lm_head": ids}
 
 
-def _check_settings(
-    model: Transformer, r: int, lora_alpha: float, lora_dropout: float, targets: Sequence[str], ids: list[int]
-) -> None:
+def check_adapter(r: int, lora_alpha: float, lora_dropout: float, targets: Sequence[str]) -> None:
+    """Refuses what `attach` would, before there is a model.
+
+    Raises:
+        ValueError: A setting is out of range, or a target is unknown.
+    """
     if r < 1:
         raise ValueError(f"adapter.r={r} must be at least 1.")
     if lora_alpha <= 0:
@@ -118,6 +122,9 @@ def _check_settings(
             f"adapter.target_modules={list(targets)} must name one or more of {', '.join(LINEAR_LAYERS)}"
             + (f"; {unknown[0]!r} is none of them." if unknown else ".")
         )
+
+
+def _check_model(model: Transformer, ids: list[int]) -> None:
     if ids and (min(ids) < 0 or max(ids) >= model.config.vocab_size):
         raise ValueError(
             f"adapter.train_tokens holds ids from {ids[0]} to {ids[-1]}, but the model has the rows 0 to "

@@ -126,8 +126,12 @@ def load_adapter_deltas(folder: str | Path) -> AdapterDeltas:
         tensors = load_file(folder / ADAPTER_FILE)
         info_file = folder / ADAPTER_INFO_FILE
         info = json.loads(info_file.read_text(encoding="utf-8")) if info_file.is_file() else {}
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise AdapterError(f"{folder} is half-written or damaged ({error}); fine-tune again.") from error
+        if not isinstance(config, dict) or not isinstance(info, dict):
+            raise ValueError("a JSON file of it holds no object")
+    except (SafetensorError, ValueError) as error:
+        raise AdapterError(
+            f"{folder} is half-written or damaged ({error}); copy the folder again, or fine-tune again."
+        ) from error
     return deltas_from(tensors, config, info)
 
 

@@ -5,6 +5,7 @@ imports neither peft nor transformers: JSON, safetensors and `tokenizers` are al
 """
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from llmtrain.checkpoint.save import CONFIG_FILE, INFO_FILE, check_vocabulary, f
 from llmtrain.model import ModelConfig, Transformer
 from llmtrain.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 LATEST = "latest"
+_AGAIN = "copy the folder again, or train again"
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,21 @@ def resolve_model(path: str | Path) -> Path:
     """Find the model or adapter folder that `path` means.
 
     A run or checkpoint folder means the `model/` inside; `latest` (a link, or a file that holds a name) and a folder
-    with a `latest` inside mean the run it points to.
+    with a `latest` inside mean the run it points to, or, said in a warning, the newest beside it if that has no model.
 
     Raises:
         ModelFolderError: There is no model there; the message says what to give instead.
     """
     path = Path(path)
+    if path.name == LATEST and (other := _newest_beside(path)):
+        return other
     if not path.exists():
         if path.is_symlink():
-            raise ModelFolderError(f"model={path} points to {path.resolve()}, which is not there any more.")
-        hint = "; train one first (make pretrain)" if path.name == LATEST else ""
-        raise ModelFolderError(f"model={path} does not exist{hint}.")
+            raise ModelFolderError(
+                f"model={path} points to {path.resolve()}, which is not there any more; give another with model=…"
+            )
+        hint = "train one first (make pretrain)" if path.name == LATEST else "give a run, model or adapter folder"
+        raise ModelFolderError(f"model={path} does not exist; {hint}.")
     if path.is_file():
         if path.name == LATEST:
             return resolve_model(path.parent / path.read_text(encoding="utf-8").strip())
@@ -67,14 +75,35 @@ def resolve_model(path: str | Path) -> Path:
     for inside in ("model", "adapter"):
         if (path / inside).is_dir():
             return resolve_model(path / inside)
-    if (path / LATEST).exists():
+    if (path / LATEST).exists() or (path / LATEST).is_symlink():
         return resolve_model(path / LATEST)
     raise ModelFolderError(_nothing_here(path))
 
 
+def _newest_beside(latest: Path) -> Path | None:
+    """The newest run that has a model, where the one that `latest` points to has none, not even in a checkpoint.
+
+    So it is with a run that was interrupted early, or removed.
+    """
+    if latest.is_file():
+        run = latest.parent / latest.read_text(encoding="utf-8").strip()
+    elif latest.is_dir() or latest.is_symlink():
+        run = latest.resolve()
+    else:
+        return None
+    if run.is_dir() and any(run.rglob("*.safetensors")):
+        return None
+    others = [file.parent for file in latest.parent.glob(f"*/model/{CONFIG_FILE}")]
+    newest = max(others, key=lambda model: (model / CONFIG_FILE).stat().st_mtime, default=None)
+    if newest is not None:
+        what = "has no model" if run.is_dir() else "is not there any more"
+        logger.warning("%s (%s) %s; model=%s is used, the newest beside it", latest, run.name, what, newest)
+    return newest
+
+
 def _nothing_here(path: Path) -> str:
     if any(path.glob("*.safetensors")):
-        return f"{path} is half-written: it has weights and no {CONFIG_FILE}; copy it again or train again."
+        return f"{path} is half-written: it has weights and no {CONFIG_FILE}; {_AGAIN}."
     checkpoints = [
         model.parent for pattern in ("*/model", "*/*/model") for model in path.glob(f"{pattern}/{CONFIG_FILE}")
     ]
@@ -171,34 +200,39 @@ def read_config(folder: Path) -> ModelConfig:
     Raises:
         ModelFolderError: config.json cannot be read or describes a model that is not supported.
     """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise ModelFolderError(f"{folder} is half-written: it has no {CONFIG_FILE}; {_AGAIN}.")
+    values = _read_object(file)
     try:
-        return ModelConfig.from_hf(json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise ModelFolderError(f"{folder} is half-written: it has no {CONFIG_FILE}.") from error
-    except json.JSONDecodeError as error:
-        raise ModelFolderError(f"{folder / CONFIG_FILE} is half-written or damaged ({error}).") from error
+        return ModelConfig.from_hf(values)
     except KeyError as error:
-        raise ModelFolderError(f"{folder / CONFIG_FILE} lacks {error}; it does not describe a whole model.") from error
-    except ValueError as error:
-        raise ModelFolderError(f"{folder / CONFIG_FILE}: {error}") from error
+        raise ModelFolderError(f"{file} lacks {error} and describes no whole model; {_AGAIN}.") from error
+    except (TypeError, ValueError) as error:
+        raise ModelFolderError(f"{file}: {error}") from error
 
 
 def read_info(folder: Path) -> dict[str, Any]:
     """Return `llmtrain.json` of a model folder, or an empty dict for a folder made elsewhere."""
     file = folder / INFO_FILE
-    if not file.is_file():
-        return {}
+    return _read_object(file) if file.is_file() else {}
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ModelFolderError(f"{file} is half-written or damaged ({error}).") from error
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ModelFolderError(f"{file} is half-written or damaged ({error}); {_AGAIN}.") from error
+    if not isinstance(values, dict):
+        raise ModelFolderError(f"{file} is damaged (it holds no object); {_AGAIN}.")
+    return values
 
 
 def _read_tokenizer(folder: Path, config: ModelConfig, expected_hash: str | None) -> Tokenizer:
     try:
         tokenizer = Tokenizer.load(folder)
     except ValueError as error:
-        raise ModelFolderError(f"{folder} has no usable tokenizer: {error}") from error
+        raise ModelFolderError(f"{folder} has no usable tokenizer ({error}); {_AGAIN}.") from error
     if expected_hash is not None and tokenizer.hash != expected_hash:
         raise ModelFolderError(
             f"{folder} holds a tokenizer (hash {tokenizer.hash[:12]}) that is not the one the model was trained with "

@@ -67,7 +67,8 @@ def check_tensors(state_dict: StateDict, config: ModelConfig, *, where: str) -> 
     missing = sorted(set(expected) - set(state_dict))
     if missing:
         raise ModelFolderError(
-            f"{where} is incomplete: {len(missing)} of {len(expected)} tensors are missing, first {missing[0]!r}."
+            f"{where} is incomplete: {len(missing)} of {len(expected)} tensors are missing, first {missing[0]!r}; copy "
+            "it again, or train again."
         )
     extra = sorted(set(state_dict) - set(expected))
     if extra:
@@ -153,8 +154,13 @@ def weight_files(folder: Path) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = [folder / name for name in sorted(set(weight_map.values()))]
+        try:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = [folder / name for name in sorted(set(weight_map.values()))]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ModelFolderError(
+                f"{index} is half-written or damaged ({error}); copy the folder again, or train again."
+            ) from error
         absent = [file.name for file in files if not file.is_file()]
         if absent:
             raise ModelFolderError(
@@ -168,7 +174,9 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds its weights as {others[0]}, a pickle that can execute code; only safetensors are read: "
             "convert it once with transformers' save_pretrained."
         )
-    raise ModelFolderError(f"{folder} is half-written: it has a config.json and no {WEIGHTS_FILE}.")
+    raise ModelFolderError(
+        f"{folder} is half-written: it has a config.json and no {WEIGHTS_FILE}; copy it again, or train again."
+    )
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:

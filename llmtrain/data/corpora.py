@@ -78,9 +78,19 @@ class Corpus:
 
     @cached_property
     def splits(self) -> list[Split]:
-        """For each source, the function that routes its pieces to training or validation; looks at the sources once."""
+        """For each source, the function that routes its pieces to training or validation; looks at the sources once.
+
+        Raises:
+            ValueError: a source has no text, or too little to hold anything out.
+        """
+        for source in self.validation_sources:
+            if next(iter(source.pieces()), None) is None:
+                raise ValueError(
+                    f"the validation text {source.title} is empty: it holds no document with anything but white space; "
+                    "give another, or leave it out to hold out a part of the training text"
+                )
         sources = [weighted.source for weighted in self.sources]
-        return [choose_split(source.pieces, self.validation, name=source.name) for source in sources]
+        return [choose_split(source.pieces, self.validation, title=source.title) for source in sources]
 
 
 def open_corpus(kind: str, *, data_dir: str | Path, **settings: object) -> Corpus:

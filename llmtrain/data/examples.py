@@ -106,7 +106,8 @@ def encode_examples(
             examples.append(example)
     report.kept = len(examples)
     if not examples:
-        raise ValueError("no example is left to use: " + ("; ".join(report.lines()) or "the data set is empty"))
+        reasons = "; ".join(report.lines()) or "the data set is empty"
+        raise ValueError(f"no example is left to train on: {reasons}: mend them, or raise data.max_length={max_length}")
     return examples, report
 
 

@@ -68,48 +68,59 @@ def corpus_tokenizer(
     path: str | Path | None = None,
     pattern: str | None = None,
     sample_characters: int = SAMPLE_CHARACTERS,
+    sequence_length: int | None = None,
 ) -> tuple[Tokenizer, Path]:
     """The tokenizer for a corpus and its folder; a BPE is learned from the part that is trained on, once.
 
     Args:
         corpus: from `open_corpus`.
         sample_characters: of a larger corpus a BPE is learned from so many characters, spread evenly over it.
+        sequence_length: of the windows to be cut; nothing is learned from a corpus that cannot fill one of them.
         data_dir, kind, vocab_size, path, pattern: as in `llmtrain.tokenizer.ensure_tokenizer`, and so are the errors.
     """
     if sample_characters < 1:
         raise ValueError(f"tokenizer.sample_characters={sample_characters}: give a number of characters, 1 or more")
+
+    def documents() -> Iterator[str]:
+        if sequence_length is not None:
+            _check_length(corpus, sequence_length)
+        return _training_texts(corpus, sample_characters)
+
     return ensure_tokenizer(
         kind=kind,
         data_dir=data_dir,
         vocab_size=vocab_size,
         path=path,
         pattern=pattern,
-        documents=lambda: _training_texts(corpus, sample_characters),
+        documents=documents,
         documents_fingerprint=f"{corpus.fingerprint()} {sample_characters}" if kind == "bpe" else "",
     )
 
 
-def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> PreparedCorpus:
+def prepare(
+    corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path, sequence_length: int | None = None
+) -> PreparedCorpus:
     """Returns the shards of a corpus, made now unless they are there already.
 
     Args:
         corpus: from `open_corpus`.
         tokenizer: what makes the ids.
         data_dir: shards lie in `<data_dir>/shards/`.
+        sequence_length: of the windows to be cut from them; every source must fill one.
 
     Raises:
-        ValueError: an empty or unreadable corpus, or no disk space.
+        ValueError: an empty, unreadable or too short corpus, or no disk space.
     """
     recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
     fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
     folder = Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}"
     if (folder / MANIFEST).is_file():
-        return _open(folder, corpus, cached=True)
+        return _open(folder, corpus, sequence_length, cached=True)
     with locked(folder.with_name(f".{folder.name}.lock"), work=f"preparing {folder}"):
         cached = (folder / MANIFEST).is_file()
         if not cached:
             try:
-                _make(folder, corpus, tokenizer, fingerprint)
+                _make(folder, corpus, tokenizer, fingerprint, sequence_length)
             except OSError as error:
                 if error.errno != errno.ENOSPC:
                     raise
@@ -117,15 +128,18 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> Pr
                     f"no space is left on the disk of {folder.parent}: free some and repeat the command, which goes on "
                     "from where it stopped, or set paths.data_dir to another disk"
                 ) from error
-        return _open(folder, corpus, cached=cached)
+        return _open(folder, corpus, sequence_length, cached=cached)
 
 
-def _open(folder: Path, corpus: Corpus, *, cached: bool) -> PreparedCorpus:
+def _open(folder: Path, corpus: Corpus, sequence_length: int | None, *, cached: bool) -> PreparedCorpus:
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     names = _train_names(corpus)
     train = [
         (ShardSet.open(folder / name), weighted.weight) for name, weighted in zip(names, corpus.sources, strict=True)
     ]
+    for (shards, _), weighted in zip(train, corpus.sources, strict=True):
+        if sequence_length is not None and shards.num_tokens <= sequence_length:
+            raise _too_short(weighted.source.title, str(shards.num_tokens), sequence_length)
     val = ShardSet.open(folder / "val")
     return PreparedCorpus(train, val, manifest["fingerprint"], folder, manifest["stats"], cached)
 
@@ -135,7 +149,7 @@ def _train_names(corpus: Corpus) -> list[str]:
     return ["train"] if count == 1 else [f"train-{index:02d}" for index in range(count)]
 
 
-def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str) -> None:
+def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str, sequence_length: int | None) -> None:
     """Writes all shard folders of a corpus into `<folder>.partial`, then gives that its final name."""
     beside = folder.with_name(f"{folder.name}.partial")
     _check_space(corpus, tokenizer, beside)
@@ -167,7 +181,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str) 
         for writer in writers:
             writer.close()
     seconds = time.perf_counter() - start
-    _check_filled(corpus, names, writers)
+    _check_filled(corpus, writers, sequence_length or 0)
     shared = {"tokenizer_hash": tokenizer.hash, "fingerprint": fingerprint}
     sources = [weighted.source for weighted in corpus.sources]
     for index, (name, writer) in enumerate(zip(names, writers, strict=True)):
@@ -211,6 +225,33 @@ def _training_texts(corpus: Corpus, limit: int) -> Iterator[str]:
     logger.info("the vocabulary is learned from a sample of %.0f M characters", taken / 1e6)
 
 
+def _check_length(corpus: Corpus, sequence_length: int) -> None:
+    """Refuses a corpus that cannot fill one training window, before a tokenizer is learned from it.
+
+    No token of ours is shorter than a byte, so bytes and ends of documents bound the tokens from above. Of a corpus
+    that is long enough only the beginning is read.
+
+    Raises:
+        ValueError: a source has too little text to train on, or none.
+    """
+    for weighted, split in zip(corpus.sources, corpus.splits, strict=True):
+        most = 0
+        for text, ends_document, held_out in split(weighted.source.pieces()):
+            if not held_out:
+                most += len(text.encode()) + ends_document
+            if most > sequence_length:
+                break
+        else:
+            raise _too_short(weighted.source.title, f"at most {most}", sequence_length)
+
+
+def _too_short(title: str, tokens: str, sequence_length: int) -> ValueError:
+    return ValueError(
+        f"data.sequence_length={sequence_length} needs a training text of at least {sequence_length + 1} tokens, but "
+        f"the corpus {title} has {tokens}: lower data.sequence_length or add text"
+    )
+
+
 def held_out_texts(corpus: Corpus) -> Iterator[str]:
     """The text that is validated on, in pieces."""
     val = len(corpus.sources)
@@ -250,13 +291,17 @@ def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
         )
 
 
-def _check_filled(corpus: Corpus, names: list[str], writers: list[ShardWriter]) -> None:
-    for name, writer in zip(names, writers, strict=True):
+def _check_filled(corpus: Corpus, writers: list[ShardWriter], sequence_length: int) -> None:
+    """Refuses what cannot be trained or validated on, before the shards count as made."""
+    for weighted, writer in zip([*corpus.sources, None], writers, strict=True):
         if writer.num_tokens == 0:
+            title = weighted.source.title if weighted else repr(corpus.name)
             raise ValueError(
-                f"the corpus {corpus.name!r} has no text for {name}: hold out another part (data.validation_fraction, "
-                "data.validation_last), or give more text"
+                f"the corpus {title} has no text to {'train' if weighted else 'validate'} on: hold out another part "
+                "(data.validation_fraction, data.validation_last), or give more text"
             )
+        if weighted and writer.num_tokens <= sequence_length:
+            raise _too_short(weighted.source.title, str(writer.num_tokens), sequence_length)
 
 
 def _stats(writers: list[ShardWriter], seconds: float) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _read_jsonl(path: Path, text_field: str, encoding: str) -> Iterator[Piece]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {number}: not JSON ({error})") from error
+            raise _not_json(f"{path}, line {number}", str(error)) from error
         yield from document_pieces(_field(value, text_field, (path, "line", number)))
 
 
@@ -140,6 +140,7 @@ def _json_values(path: Path, encoding: str) -> Iterator[Any]:
     decoder = json.JSONDecoder()
     blocks = _blocks(path, encoding)
     held, position, in_array, exhausted = "", 0, None, False
+    number = 1  # of the next value
     wanted = 1  # how much to hold before trying again; doubled when a value is longer, so that long values stay linear
     while True:
         while not exhausted and len(held) - position < wanted:
@@ -155,7 +156,7 @@ def _json_values(path: Path, encoding: str) -> Iterator[Any]:
             if not exhausted:
                 continue
             if in_array:
-                raise ValueError(f"{path}: not JSON (the array is not closed)")
+                raise _not_json(str(path), "the array is not closed")
             return
         if in_array is None:
             in_array = held[position] == "["
@@ -167,14 +168,19 @@ def _json_values(path: Path, encoding: str) -> Iterator[Any]:
             value, end = decoder.raw_decode(held, position)
         except (ValueError, RecursionError) as error:
             if exhausted:
-                raise ValueError(f"{path}: not JSON ({error})") from error
+                raise _not_json(f"{path}, element {number}", str(error)) from error
             wanted = 2 * (len(held) - position)
             continue
         if end == len(held) and not exhausted:  # a number may go on in the next block
             wanted = len(held) - position + 1
             continue
         yield value
+        number += 1
         position, wanted = end, 1
+
+
+def _not_json(where: str, error: str) -> ValueError:
+    return ValueError(f"{where}: not JSON ({error}): mend it or take it out, or name the file .txt if it is plain text")
 
 
 def _read_csv(path: Path, text_field: str, encoding: str) -> Iterator[Piece]:
@@ -186,7 +192,7 @@ def _read_csv(path: Path, text_field: str, encoding: str) -> Iterator[Piece]:
         for row in reader:
             yield from document_pieces(row[text_field] or "")
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error}): mend it or take it out") from error
 
 
 def _lines_with_end(path: Path, encoding: str) -> Iterator[str]:
@@ -197,19 +203,22 @@ def _read_parquet(path: Path, text_field: str, encoding: str) -> Iterator[Piece]
     import pyarrow
     import pyarrow.parquet
 
+    row = 0
     with _seekable(path) as file:
         try:
             # Without pre-buffering and with a buffer of its own, a row group of any size passes through page by page.
             table = pyarrow.parquet.ParquetFile(file, buffer_size=BLOCK_BYTES, pre_buffer=False)
             if text_field not in table.schema_arrow.names:
                 raise _no_field(str(path), text_field, table.schema_arrow.names, "column")
-            row = 0
             for batch in table.iter_batches(batch_size=256, columns=[text_field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield from document_pieces(_text(value, text_field, (path, "row", row)))
         except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} is not a parquet file that can be read: {error}") from error
+            raise ValueError(
+                f"{path} is not a parquet file that can be read{f' beyond row {row}' if row else ''} ({error}): "
+                "write or fetch it again"
+            ) from error
 
 
 @contextmanager
@@ -230,16 +239,27 @@ def _field(value: Any, text_field: str, place: _Place) -> str:
     if isinstance(value, dict):
         if text_field not in value:
             raise _no_field(_named(place), text_field, list(value), "field")
-        value = value[text_field]
-    return _text(value, text_field, place)
+        return _text(value[text_field], text_field, place)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(
+            f'{_named(place)}: found {_KINDS[type(value)]}, expected {{"{text_field}": "…"}} or a text in quotes: '
+            "mend it or take it out"
+        )
+    return value or ""
+
+
+# What JSON calls them.
+_KINDS = {list: "a list", dict: "an object", int: "a number", float: "a number", bool: "true or false"}
 
 
 def _text(value: Any, text_field: str, place: _Place) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        kind = type(value).__name__
-        raise ValueError(f"{_named(place)}: {text_field!r} holds {kind}, not text: choose another data.text_field")
+        kind = _KINDS.get(type(value), type(value).__name__)
+        raise ValueError(
+            f"{_named(place)}: {text_field!r} holds {kind}, not text: choose another data.text_field, or mend it"
+        )
     return value
 
 

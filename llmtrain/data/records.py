@@ -7,6 +7,7 @@ are scored.
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -225,8 +226,10 @@ def _records(file: Path) -> Iterator[tuple[str, Any]]:
             for number, line in enumerate(chain([first], stream), start=1):
                 if line.strip():
                     yield f"{file}:{number}", _parsed(line)
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{file} cannot be read: {error}") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"{file} is not a whole gzip file ({error}): fetch or pack it again") from error
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror or error}): give a file that you may read") from error
 
 
 def _array(file: Path, records: Any) -> Iterator[tuple[str, Any]]:
@@ -244,6 +247,8 @@ def _parsed(line: bytes) -> Any:
         return ValueError(f"is not UTF-8 (byte {error.start} of the line): {error.reason}")
     except json.JSONDecodeError as error:
         return ValueError(f"does not parse as JSON: {error.msg} (column {error.colno})")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets in brackets
+        return ValueError(f"does not parse as JSON: {error}")
 
 
 def hold_out(
@@ -258,10 +263,16 @@ def hold_out(
         (train, test), both in the order of the input.
 
     Raises:
-        ValueError: `count` is below 1, or leaves nothing to train on.
+        ValueError: There are fewer than two different conversations, or `count` is below 1 or leaves nothing to
+            train on.
     """
     keys = [_digest(conversation, seed) for conversation in conversations]
     different = sorted(set(keys))
+    if len(different) < 2:
+        raise ValueError(
+            f"fine-tuning needs at least 2 different usable examples, one to train on and one to test on, and there "
+            f"{'is 1' if different else 'are 0'}: add examples, or give data.test_paths"
+        )
     if not 1 <= count < len(different):
         raise ValueError(
             f"cannot hold out {count} of {len(different)} different examples: set data.test_examples between 1 and "

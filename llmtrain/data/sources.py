@@ -27,6 +27,10 @@ class Source(Protocol):
 
     name: str
 
+    @property
+    def title(self) -> str:
+        """What a message calls it: its name, and the files if there are some."""
+
     def fingerprint(self) -> str:
         """Names the content: another text, another fingerprint."""
 
@@ -51,6 +55,10 @@ class ListSource:
         self._content_key = content_key
         self._make = make
         self._documents: Sequence[str] | None = None
+
+    @property
+    def title(self) -> str:
+        return repr(self.name)
 
     def fingerprint(self) -> str:
         return hashlib.sha256(f"list\n{self._content_key}".encode()).hexdigest()
@@ -95,6 +103,10 @@ class FileSource:
         self._data_dir = Path(data_dir)
         self._text_field = text_field
         self._encoding = encoding
+
+    @property
+    def title(self) -> str:
+        return _title(self.name, self.files)
 
     def fingerprint(self) -> str:
         """From the content of the files, not their paths or dates: moved or touched files do not count as changed."""
@@ -151,6 +163,10 @@ class HuggingFaceSource:
         elif Path(path).is_dir():
             self._files = sorted(file for file in Path(path).rglob("*") if file.is_file())
 
+    @property
+    def title(self) -> str:
+        return _title(self.name, self._files)
+
     def fingerprint(self) -> str:
         """From the arguments and, for local files, their content."""
         arguments = {**self._arguments, "data_files": None} if self._files else self._arguments
@@ -201,6 +217,12 @@ class HuggingFaceSource:
                 f"{where} has no column {self._text_field!r} (there is: {', '.join(columns)}): set data.text_field"
             )
         return loaded.select_columns([self._text_field])
+
+
+def _title(name: str, files: Sequence[Path], shown: int = 3) -> str:
+    """`'files' (a.txt, b.txt, c.txt and 2 more)`, or the name alone where there are no files."""
+    more = f" and {len(files) - shown} more" if len(files) > shown else ""
+    return f"{name!r} ({', '.join(map(str, files[:shown]))}{more})" if files else repr(name)
 
 
 def find_files(paths: Sequence[str | Path]) -> list[Path]:

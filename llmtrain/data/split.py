@@ -51,22 +51,24 @@ class Validation:
 Split = Callable[[Iterable[Piece]], Iterator[RoutedPiece]]
 
 
-def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, *, name: str) -> Split:
+def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, *, title: str) -> Split:
     """Looks at as much of a source as it must and returns the function that routes its pieces.
 
     Args:
         pieces: opens the source.
         validation: what to hold out.
-        name: of the source, for messages.
+        title: of the source, for messages.
 
     Raises:
         ValueError: no text, or too little to hold anything out.
     """
     first = next(iter(pieces()), None)
     if first is None:
-        raise ValueError(f"the corpus {name!r} is empty: it holds no document with anything but white space")
+        raise ValueError(
+            f"the corpus {title} is empty: it holds no document with anything but white space; give it some text"
+        )
     if validation.last:
-        _check_enough(pieces(), validation.last, name)
+        _check_enough(pieces(), validation.last, title)
         return lambda stream: _route_last(stream, validation.last)
     if not validation.fraction:
         return _route_all
@@ -84,18 +86,20 @@ def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, 
             return lambda stream: _route_by_hash(stream, validation.fraction)
     at = round(characters * (1 - validation.fraction))
     if characters < 2:
-        raise ValueError(f"the corpus {name!r} has {characters} character: that is too little to hold some of it out")
+        raise ValueError(
+            f"the corpus {title} has {characters} character: that is too little to hold some of it out; give more text"
+        )
     return lambda stream: _route_tail(stream, min(max(at, 1), characters - 1))
 
 
-def _check_enough(pieces: Iterable[Piece], last: int, name: str) -> None:
+def _check_enough(pieces: Iterable[Piece], last: int, title: str) -> None:
     documents = 0
     for piece in pieces:
         documents += piece.ends_document
         if documents > last:
             return
     raise ValueError(
-        f"data.validation_last={last} leaves nothing to train on: the corpus {name!r} has {documents} documents; "
+        f"data.validation_last={last} leaves nothing to train on: the corpus {title} has {documents} documents; "
         "hold out fewer, or set data.validation_fraction"
     )
 

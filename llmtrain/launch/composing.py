@@ -27,6 +27,14 @@ class SettingsError(ValueError):
     """The settings of a command are wrong; the message is one sentence for the user."""
 
 
+class UnknownKeyError(SettingsError):
+    """There is no such key, so perhaps the argument, which it holds, was no setting."""
+
+    def __init__(self, message: str, argument: str) -> None:
+        super().__init__(message)
+        self.argument = argument
+
+
 @dataclass(frozen=True)
 class Composed:
     """The settings of one command, and which option each of its groups has."""
@@ -160,7 +168,9 @@ def _refuse_unknown(key: str, text: str, known: dict[str, Any], groups: Iterable
     parent, _, name = key.rpartition(".")
     if parent in known and known[parent] is None:
         raise SettingsError(f"{key}={text}: {parent} is null here; set it whole, as {parent}={{{name}: {text}}}")
-    raise SettingsError(f"unknown key {key!r}{_guess(key, [*known, *groups])}; `llmtrain {root} --help` lists all keys")
+    raise UnknownKeyError(
+        f"unknown key {key!r}{_guess(key, [*known, *groups])}; `llmtrain {root} --help` lists all keys", f"{key}={text}"
+    )
 
 
 def _check_section(
@@ -191,6 +201,8 @@ def _fit(key: str, text: str, value: Any, former: Any) -> Any:
             raise SettingsError(f"{key}={text}: expected a number, such as {former}")
         if isinstance(former, int) and isinstance(value, float) and value.is_integer():
             return int(value)  # 1e6 steps
+    elif former is None and isinstance(value, float) and value.is_integer():
+        return int(value)
     return value
 
 

@@ -11,6 +11,7 @@ import errno
 import importlib
 import logging
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -35,6 +36,8 @@ Run = Callable[["DictConfig", Path], dict[str, Any]]
 _PACKAGE = Path(__file__).resolve().parents[1]
 _EDGE_FILES = frozenset({"log.txt", "config.yaml"})
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+_BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS)
 
 _PATH_ERRORS = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
 
@@ -144,10 +147,17 @@ def _prepare(
 ) -> tuple[Composed, _RunFolder]:
     from omegaconf import OmegaConf
 
-    from llmtrain.launch.composing import compose
+    from llmtrain.launch.composing import UnknownKeyError, compose
 
-    composed = compose(command.name, overrides, configs)
+    try:
+        composed = compose(command.name, overrides, configs)
+    except UnknownKeyError as error:
+        if command.positional is None:
+            raise
+        as_text = f"llmtrain {command.name} -- {shlex.quote(error.argument)}"
+        raise ValueError(f"{error}; if it is the {command.positional}: {as_text}") from error
     settings = composed.settings
+    runs.check_folders(settings.paths)
     folder = _open_folder(command, settings, terminal.rank)
     OmegaConf.update(settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
     if folder.kept:
@@ -269,6 +279,8 @@ def _sentence(error: Exception) -> str | None:
     """
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return f"no space left on the disk{_of_file(error)}; free some, or choose another folder with paths.*"
+    if isinstance(error, OSError) and error.errno in _BAD_NAMES and error.filename:
+        return f"{error.strerror}{_of_file(error)}; give another path"
     if isinstance(error, _PATH_ERRORS):
         return f"{error.strerror or error}{_of_file(error)}" if error.filename else None
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError) and _is_ours(error):

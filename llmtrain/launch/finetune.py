@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.runs import process_rank
+
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
@@ -42,18 +44,22 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
     from llmtrain.launch.fitting import checked_length
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE, is_main_process
 
-    if not is_main_process():
+    if process_rank():
         logger.setLevel(logging.ERROR)  # the first process says what all of them find
     batch = _check_settings(settings)
-    base = _base_model(settings, run_dir)
-    task = _task(settings)
+    from llmtrain.checkpoint import resolve_model
+
+    folder = resolve_model(settings.model)
+    task = _task(settings)  # before the weights are read: of both, it is the one with more to refuse
+    base = _base_model(settings, folder, run_dir)
     train, validation = _examples(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
-    tuning = _prepare(settings, base, train, is_main=is_main_process())
+    tuning = _prepare(settings, base, train, is_main=not process_rank())
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
     result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
+    from llmtrain.training.fit import REQUEUE_EXIT_CODE
+
     if not result.is_main:
         return {}
     if result.stopped_by is not None:
@@ -68,26 +74,38 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def _check_settings(settings: DictConfig) -> BatchGeometry:
     """Everything that can be checked without a model and data: raises `ValueError` in the first second."""
-    from llmtrain.training import hardware
-    from llmtrain.training.deepspeed.config import check_strategy
+    from llmtrain.launch.fitting import check_training, checked_length
     from llmtrain.training.geometry import divide_batch
 
-    trainer = settings.trainer
-    machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
-    check_strategy(
-        settings.strategy.name, devices=machine.devices, num_nodes=machine.num_nodes, optimizer=settings.optim.name
-    )
-    if settings.logger.kind not in ("csv", "wandb"):
-        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
-    if settings.adapter.kind not in ("lora", "none"):
-        raise ValueError(f"adapter.kind={settings.adapter.kind!r} must be lora or none.")
-    if settings.adapter.kind == "lora" and settings.adapter.train_tokens not in ("auto", "none"):
-        raise ValueError(f"adapter.train_tokens={settings.adapter.train_tokens!r} must be auto or none.")
+    trainer, adapter = settings.trainer, settings.adapter
+    _check_data(settings)
+    machine = check_training(settings)
+    if adapter.kind not in ("lora", "none"):
+        raise ValueError(f"adapter.kind={adapter.kind!r} must be lora or none.")
+    if adapter.kind == "lora":
+        if adapter.train_tokens not in ("auto", "none"):
+            raise ValueError(f"adapter.train_tokens={adapter.train_tokens!r} must be auto or none.")
+        from llmtrain.adapters import check_adapter
+
+        check_adapter(adapter.r, adapter.lora_alpha, adapter.lora_dropout, adapter.target_modules)
+    if settings.evaluation.max_rows < 1:
+        raise ValueError(f"evaluation.max_rows={settings.evaluation.max_rows} must be at least 1.")
     rows, size = trainer.batch_examples, trainer.micro_batch_size
-    return divide_batch(rows, micro_batch_size=size, world_size=machine.world_size)
+    batch = divide_batch(rows, micro_batch_size=size, world_size=machine.world_size)
+    checked_length(settings, rows=rows)
+    return batch
 
 
-def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
+def _check_data(settings: DictConfig) -> None:
+    if "kind" not in settings.data or "max_length" not in settings.data:
+        raise ValueError(
+            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
+        )
+    if settings.data.max_length < 1:
+        raise ValueError(f"data.max_length={settings.data.max_length} must be at least 1.")
+
+
+def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedModel:
     """The model to start from, in fp32, its tokenizer with the role markers of the chat template.
 
     Raises:
@@ -98,9 +116,8 @@ def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
     import torch
 
     from llmtrain.checkpoint import load_model_folder, with_role_markers
-    from llmtrain.training.fit import is_main_process
 
-    base = load_model_folder(settings.model, dtype=torch.float32)
+    base = load_model_folder(folder, dtype=torch.float32)
     if base.adapter_folder is not None:
         raise ValueError(
             f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
@@ -110,7 +127,7 @@ def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
     base = replace(base, folder=base.folder.resolve())
     if base.tokenizer.end_id is None:
         logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
-        base = with_role_markers(base, run_dir / "base", write=is_main_process())
+        base = with_role_markers(base, run_dir / "base", write=not process_rank())
     return base
 
 
@@ -120,10 +137,6 @@ def _task(settings: DictConfig) -> Task:
     from llmtrain.data.tasks import build_task
 
     values: dict[str, Any] = OmegaConf.to_container(settings.data, resolve=True)  # type: ignore[assignment]
-    if "kind" not in values or "max_length" not in values:
-        raise ValueError(
-            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
-        )
     return build_task(values["kind"], **{key: value for key, value in values.items() if key not in _NOT_THE_TASKS})
 
 
@@ -145,8 +158,10 @@ def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list
     if count is None:
         count = min(VAL_EXAMPLES, len(examples) // 10)
     if not 0 <= count < len(examples):
+        usable = f"{len(examples)} usable training example{'s' if len(examples) > 1 else ''}"
         raise ValueError(
-            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}, one less than there are."
+            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}: of the {usable} at least one is "
+            "to be trained on; lower it or add examples."
         )
     chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
     return (

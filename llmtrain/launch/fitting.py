@@ -5,17 +5,63 @@ Knows the names of settings and of `fit`'s arguments, and nothing of models or d
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.training.geometry import RunLength
+    from llmtrain.training.hardware import Machine
 
 # Keys of `optim` that are arguments of `fit`; the others are the optimiser's own.
 _SCHEDULE = ("lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction", "grad_clip")
 _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkpointing", "log_every", "val_every")
 _SAVING = ("checkpoint_every", "keep_last")
+_INTERVALS = ("log_every", "val_every", "sample_every", *_SAVING)
+_ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
+
+
+def check_training(settings: DictConfig) -> Machine:
+    """All that `fit` would refuse and that needs neither text nor a model; imports no Lightning, which takes seconds.
+
+    Returns:
+        What the run trains on.
+
+    Raises:
+        ValueError: A setting that cannot work on this machine, or at all.
+    """
+    from llmtrain.training.deepspeed.config import check_strategy
+    from llmtrain.training.geometry import check_intervals
+
+    optim, trainer, strategy, resume = settings.optim, settings.trainer, settings.strategy, settings.resume
+    if not isinstance(settings.seed, int) or not 0 <= settings.seed < 2**63:
+        raise ValueError(f"seed={settings.seed} must be a whole number from 0 to 2^63 - 1.")
+    check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
+    if settings.logger.kind not in ("csv", "wandb"):
+        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
+    if settings.logger.get("mode", "auto") not in ("auto", "online", "offline"):
+        raise ValueError(f"logger.mode={settings.logger.mode!r} must be auto, online or offline.")
+    if optim.grad_clip is not None and not optim.grad_clip >= 0:
+        raise ValueError(f"optim.grad_clip={optim.grad_clip} must not be negative; null does not clip.")
+    if resume not in (None, "auto") and not Path(resume).expanduser().exists():
+        raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
+
+    from llmtrain.training import hardware  # what follows needs torch, whose import takes a second
+    from llmtrain.training.optim import check_optimizer
+
+    machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
+    check_strategy(
+        **strategy,
+        devices=machine.devices,
+        num_nodes=machine.num_nodes,
+        optimizer=optim.name,
+        precision=machine.precision,
+    )
+    check_optimizer(**{key: value for key, value in optim.items() if key == "lr" or key not in _SCHEDULE})
+    if trainer.compile:
+        hardware.check_compiler()
+    return machine
 
 
 def fit_arguments(settings: DictConfig) -> dict[str, Any]:
@@ -35,13 +81,16 @@ def fit_arguments(settings: DictConfig) -> dict[str, Any]:
     }
 
 
-def checked_length(settings: DictConfig, *, rows: int, epoch_rows: int, row_tokens: int | None = None) -> RunLength:
+def checked_length(
+    settings: DictConfig, *, rows: int, epoch_rows: int = _ENDLESS, row_tokens: int | None = None
+) -> RunLength:
     """How many steps the run takes; the schedule is checked against them.
 
     Args:
         settings: Those of the command.
         rows: Rows of one step.
-        epoch_rows: Rows of one epoch.
+        epoch_rows: Rows of one epoch; before they are counted the result is the most steps that the settings allow,
+            and what does not fit into those fits into no run.
         row_tokens: Tokens of one row, where all rows have the same.
 
     Raises:

@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.inference import load_model, make_engine, sampling_params
+from llmtrain.launch.reading import check_text
+from llmtrain.launch.terminal import visible
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from llmtrain.checkpoint import LoadedModel
     from llmtrain.generation import Completion, Engine, Event, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -51,10 +54,20 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         raise ValueError(f"num_samples must be at least 1, got {settings.num_samples}")
     if settings.candidates < 1:
         raise ValueError(f"candidates must be at least 1, got {settings.candidates}")
+    for name in ("max_rows", "max_length"):
+        if settings[name] is not None and settings[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {settings[name]}")
+    if settings.num_samples > 1 and sampling.greedy:
+        logger.warning(
+            "sampling.temperature=0 always takes the likeliest token: the %d samples of a prompt will be equal",
+            settings.num_samples,
+        )
     prompts = read_prompts(settings.prompt, settings.prompt_file)
     loaded = load_model(settings)
     rows = min(settings.max_rows, len(prompts) * settings.num_samples)
     engine = make_engine(loaded, max_rows=rows, max_length=settings.max_length)
+    if settings.chat:
+        _warn_of_untrained_roles(loaded)
     candidates = settings.candidates if settings.show_candidates else 0
     jobs = _submit(engine, prompts, sampling, settings, candidates)
     several = len(jobs) > 1
@@ -63,6 +76,18 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
             _print_title(number, job, len(prompts), settings.num_samples)
         _print_completion(engine, job, echo=not settings.chat, table=bool(candidates))
     return _results(engine, jobs, loaded.adapter_folder or loaded.folder)
+
+
+def _warn_of_untrained_roles(loaded: LoadedModel) -> None:
+    """Says so when no training ever touched the role markers: the answer to a chat is then noise."""
+    fine_tuned = loaded.adapter_folder is not None or "base_state_hash" in loaded.info
+    markers = set(loaded.tokenizer.special_ids.values()) - {loaded.tokenizer.eos_id, loaded.tokenizer.pad_id}
+    if not fine_tuned and markers & set(loaded.info.get("never_seen", [])):
+        logger.warning(
+            "chat=true: %s was never trained on the role markers of a chat, so expect no answer; fine-tune it first "
+            "(make finetune), or leave chat=true out",
+            loaded.folder,
+        )
 
 
 def read_prompts(prompt: str | None, prompt_file: str | None) -> list[str]:
@@ -81,13 +106,19 @@ def read_prompts(prompt: str | None, prompt_file: str | None) -> list[str]:
     assert prompt is not None
     if prompt == STDIN:
         prompt = _decoded(sys.stdin.buffer.read(), "standard input").removesuffix("\n")
+    check_text(prompt, "the prompt")
     if not prompt:
         raise ValueError("the prompt is empty: give at least one character")
     return [prompt]
 
 
 def _read_prompt_file(file: Path) -> list[str]:
-    text = _decoded(file.read_bytes(), str(file))
+    try:
+        text = _decoded(file.read_bytes(), str(file))
+    except OSError as error:
+        raise ValueError(
+            f"prompt_file={file} cannot be read ({error.strerror}): give a file with one prompt per line"
+        ) from error
     prompts = []
     for number, line in enumerate(text.splitlines() if file.suffix != ".jsonl" else text.split("\n"), 1):
         if not line.strip():
@@ -95,10 +126,11 @@ def _read_prompt_file(file: Path) -> list[str]:
         if file.suffix == ".jsonl":
             try:
                 line = json.loads(line)["prompt"]
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(f'{file}, line {number}: each line must be {{"prompt": "…"}}') from error
             if not isinstance(line, str) or not line:
                 raise ValueError(f'{file}, line {number}: "prompt" must be text that is not empty')
+            check_text(line, f"{file}, line {number}: the prompt")
         prompts.append(line)
     if not prompts:
         raise ValueError(f"{file} holds no prompt: give one per line")
@@ -163,13 +195,6 @@ def _print_completion(engine: Engine, job: _Job, *, echo: bool, table: bool) -> 
     completion = job.request.result()
     if completion.error:
         logger.warning("this completion broke off: %s", completion.error)
-
-
-def visible(text: str) -> str:
-    """Text for stdout; a terminal gets no control characters from a model, which could move the cursor or worse."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(character if character in "\n\t" or character.isprintable() else "\ufffd" for character in text)
 
 
 def _candidate_line(step: int, token: bytes, event: Event) -> str:

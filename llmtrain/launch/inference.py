@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from llmtrain.launch.reading import check_text
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +31,11 @@ def load_model(settings: DictConfig) -> LoadedModel:
     Raises:
         ValueError: No model there, or no such device or precision.
     """
-    device = _device(settings.device)
-    dtype = _dtype(settings.precision)
+    if settings.precision not in PRECISIONS:
+        raise ValueError(f"precision={settings.precision}: give one of {', '.join(PRECISIONS)}")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(settings.device)):
+        raise ValueError(f"device={settings.device}: give auto, cpu or cuda")
+    device, dtype = _device(settings.device), _dtype(settings.precision)
     from llmtrain.checkpoint import load_model_folder
 
     loaded = load_model_folder(settings.model, device=device, dtype=dtype)
@@ -60,7 +66,10 @@ def sampling_params(section: DictConfig, **changes: Any) -> SamplingParams:
     from llmtrain.generation import SamplingParams
 
     values: dict[str, Any] = OmegaConf.to_container(section, resolve=True)  # type: ignore[assignment]
-    return SamplingParams(**{**values, **changes})
+    params = SamplingParams(**{**values, **changes})
+    for text in params.stop:
+        check_text(text, "sampling.stop")
+    return params
 
 
 def _device(name: str) -> torch.device:
@@ -70,18 +79,17 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
         return torch.device("cpu")
-    if not str(name).startswith("cuda"):
-        raise ValueError(f"device={name}: give auto, cpu or cuda")
     if not torch.cuda.is_available():
         raise ValueError(f"device={name}: this machine has no GPU that torch can use; take device=cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device={name}: this machine has {torch.cuda.device_count()} GPUs, counted from cuda:0")
+    return device
 
 
 def _dtype(precision: str) -> torch.dtype | None:
     import torch
 
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision}: give one of {', '.join(PRECISIONS)}")
     return {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 

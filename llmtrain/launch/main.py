@@ -15,6 +15,7 @@ from pathlib import Path
 import llmtrain
 from llmtrain.launch import catalogue
 from llmtrain.launch.edge import Command, launch
+from llmtrain.launch.terminal import OutputError, discard, whole_output
 
 COMMANDS = {
     command.name: command
@@ -64,11 +65,9 @@ def main(command: str | None = None) -> int:
     arguments = sys.argv[1:]
     if command is None:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
-            print(_overview())
-            return 0
+            return _show(_overview())
         if arguments[0] == "--version":
-            print(f"llmtrain {llmtrain.__version__}")
-            return 0
+            return _show(f"llmtrain {llmtrain.__version__}")
         command, *arguments = arguments
     if command not in COMMANDS:
         return _refuse(f"there is no command {command!r}; the commands are {', '.join(COMMANDS)}")
@@ -85,8 +84,7 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
             texts += arguments[index + 1 :]
             break
         if argument in ("-h", "--help"):
-            print(describe_settings(command, configs or catalogue.config_dir(), arguments))
-            return 0
+            return _show(describe_settings(command, configs or catalogue.config_dir(), arguments))
         if argument in ("-m", "--multirun"):
             return _refuse("several runs in one command (-m) are not there yet; start one run for each value")
         if argument == "--ids" and command.name == "tokenize":
@@ -151,6 +149,19 @@ def describe_settings(command: Command, configs: Path, arguments: Sequence[str] 
     lines += ["", "keys and their defaults:"]
     lines += [f"  {pair:<{width}}  {comment}".rstrip() for pair, comment in shown.items()]
     return "\n".join(lines)
+
+
+def _show(text: str) -> int:
+    """Prints what was asked for; returns the exit code."""
+    try:
+        with whole_output(1):
+            print(text, flush=True)
+    except BrokenPipeError:  # the reader went away, as with `| head`
+        discard(1)
+        return 141
+    except OutputError as error:
+        return _refuse(str(error))
+    return 0
 
 
 def _refuse(sentence: str) -> int:

@@ -68,14 +68,19 @@ def corpus_from(settings: DictConfig) -> Corpus:
     )
 
 
-def tokenizer_from(settings: DictConfig, corpus: Corpus) -> tuple[Tokenizer, Path]:
-    """The tokenizer that `tokenizer` describes, for this corpus, and its folder."""
+def tokenizer_from(
+    settings: DictConfig, corpus: Corpus, *, sequence_length: int | None = None
+) -> tuple[Tokenizer, Path]:
+    """The tokenizer that `tokenizer` describes, for this corpus, and its folder.
+
+    With `sequence_length` none is learned from a corpus that cannot fill one window.
+    """
     from omegaconf import OmegaConf
 
     from llmtrain.data.prepare import corpus_tokenizer
 
     values: dict[str, Any] = OmegaConf.to_container(settings.tokenizer, resolve=True)  # type: ignore[assignment]
-    return corpus_tokenizer(corpus, data_dir=settings.paths.data_dir, **values)
+    return corpus_tokenizer(corpus, data_dir=settings.paths.data_dir, sequence_length=sequence_length, **values)
 
 
 def report(prepared: PreparedCorpus) -> None:

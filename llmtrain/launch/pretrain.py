@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.finished import conclude
-from llmtrain.launch.fitting import checked_length, fit_arguments
+from llmtrain.launch.fitting import check_training, checked_length, fit_arguments
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.prepare import corpus_from, report, tokenizer_from
 
@@ -51,8 +51,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         ValueError: A setting that cannot work, before anything is built.
         SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE
-
     sampling = sampling_params(settings.sampling)
     batch = _check_settings(settings)
     start = _start(settings)
@@ -60,6 +58,8 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     prompts = _prompts(settings.callbacks.prompts, start)
     _announce(settings, start, batch, length)
     result = _fit(settings, run_dir, start, batch, length, prompts, sampling)
+    from llmtrain.training.fit import REQUEUE_EXIT_CODE
+
     if result.stopped_by is not None:
         if not result.is_main:
             return {}
@@ -76,24 +76,24 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def _check_settings(settings: DictConfig) -> BatchGeometry:
     """Everything that can be checked without text: raises `ValueError` in the first second."""
-    from llmtrain.training import hardware
-    from llmtrain.training.deepspeed.config import check_strategy
     from llmtrain.training.geometry import divide_batch, rows_per_step
 
+    if "sequence_length" not in settings.data:
+        raise ValueError(
+            f"data={settings.data.get('kind')} is a task for fine-tuning; pretraining takes data=sanguo, kjv, "
+            "python_docs, files or huggingface."
+        )
     trainer, length = settings.trainer, settings.data.sequence_length
-    machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
-    check_strategy(
-        settings.strategy.name, devices=machine.devices, num_nodes=machine.num_nodes, optimizer=settings.optim.name
-    )
+    rows = rows_per_step(trainer.batch_tokens, length)
     if settings.init is not None and not Path(settings.init).exists():
         raise ValueError(f"init={settings.init} does not exist; give a model folder, a run or a checkpoint.")
+    machine = check_training(settings)
     if settings.init is None:
-        _model_config(settings, vocab_size=64)
+        _model_config(settings, vocab_size=settings.tokenizer.get("vocab_size") or 64)
         _check_context(length, settings.model.max_position_embeddings)
-    if settings.logger.kind not in ("csv", "wandb"):
-        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
-    rows = rows_per_step(trainer.batch_tokens, length)
-    return divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=machine.world_size)
+    batch = divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=machine.world_size)
+    checked_length(settings, rows=rows, row_tokens=length)
+    return batch
 
 
 def _check_context(sequence_length: int, context: int) -> None:
@@ -126,9 +126,10 @@ def _start(settings: DictConfig) -> Start:
     corpus = corpus_from(settings)
     if settings.init is not None:
         return _start_from_model(settings, corpus)
-    tokenizer, _ = tokenizer_from(settings, corpus)
+    length = settings.data.sequence_length
+    tokenizer, _ = tokenizer_from(settings, corpus, sequence_length=length)
     config = _model_config(settings, vocab_size=tokenizer.vocab_size)
-    prepared = prepare(corpus, tokenizer, data_dir=settings.paths.data_dir)
+    prepared = prepare(corpus, tokenizer, data_dir=settings.paths.data_dir, sequence_length=length)
     report(prepared)
     return Start(build_model(config, seed=settings.seed), tokenizer, prepared, _never_seen(prepared))
 
@@ -144,7 +145,9 @@ def _start_from_model(settings: DictConfig, corpus: Any) -> Start:
         "init: the shape and the tokenizer are those of %s; model.* and tokenizer.* are not used", loaded.folder
     )
     _check_context(settings.data.sequence_length, loaded.config.max_position_embeddings)
-    prepared = prepare(corpus, loaded.tokenizer, data_dir=settings.paths.data_dir)
+    prepared = prepare(
+        corpus, loaded.tokenizer, data_dir=settings.paths.data_dir, sequence_length=settings.data.sequence_length
+    )
     report(prepared)
     unseen = set(_never_seen(prepared))
     earlier = loaded.info.get("never_seen")

@@ -42,6 +42,20 @@ def read_value(key: str, text: str) -> Any:
     return _read_as_hydra(text)
 
 
+def check_text(text: str, where: str) -> None:
+    """Refuses text with bytes that are not UTF-8 (from the command line) or half a surrogate pair (from JSON).
+
+    Raises:
+        ValueError: Says where the first one is.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{where} is not UTF-8 from character {error.start + 1} on ({text[error.start]!r}): convert it first"
+        ) from None
+
+
 def literal(text: str) -> str:
     r"""Escapes text so that OmegaConf gives it back unchanged: `${a}` → `\${a}`."""
     if text == "???":  # OmegaConf's mark of a missing value, which has no escape

@@ -10,6 +10,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 RUN_DIR_VARIABLE = "LLMTRAIN_RUN_DIR"
@@ -40,6 +41,22 @@ def end_with_rank_0() -> None:
         os._exit(1)  # the main thread may wait inside a collective, where no exception reaches it
 
     threading.Thread(target=watch, name="watch-rank-0", daemon=True).start()
+
+
+def check_folders(paths: Mapping[str, str | None]) -> None:
+    """Refuses settings of the section `paths` that name no folder, nor one that could be made.
+
+    Raises:
+        ValueError: There is a file in its place, or in the place of a folder above it.
+    """
+    for key, value in paths.items():
+        if value is None:
+            continue
+        path = Path(value)
+        there = next((folder for folder in (path, *path.parents) if folder.exists()), path.parent)
+        if not there.is_dir():
+            what = "is a file" if there == path else f"lies below {there}, which is a file"
+            raise ValueError(f"paths.{key}={value} {what}: give a folder")
 
 
 def choose_run_dir(

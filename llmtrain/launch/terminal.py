@@ -8,15 +8,18 @@ the libraries' INFO lines, tips and deprecations are for the log. Does not know 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import math
 import os
+import re
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from llmtrain.launch.runs import RUN_DIR_VARIABLE
 
@@ -28,6 +31,49 @@ _QUIET_NAMES = ("PossibleUserWarning",)  # Lightning's advice; by name, so as no
 _CHATTER = ("You are using ZeRO with an untested optimizer",)
 # Libraries that hang their own handler on their logger when they are imported, and stop propagation.
 _SELF_LOGGING = ("DeepSpeed", "transformers", "lightning", "lightning.pytorch", "lightning.fabric")
+
+# Control characters but tab and newline, overrides of the writing direction, and bytes that were no text.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class OutputError(ValueError):
+    """What a command prints cannot be written; the message is one sentence for the user."""
+
+
+@contextlib.contextmanager
+def whole_output(descriptor: int, name: str = "standard output") -> Iterator[None]:
+    """Around writing: a stream that takes no more is a sentence, and what is still buffered goes nowhere.
+
+    Raises:
+        OutputError: The descriptor could not be written, as with a full disk.
+        BrokenPipeError: Its reader went away, as with `| head`.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard(descriptor)
+        raise OutputError(
+            f"{name} cannot be written ({error.strerror or error}): free space where it goes, or send it elsewhere"
+        ) from error
+
+
+def discard(descriptor: int) -> None:
+    """From now on what is written to a descriptor goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def visible(text: str, stream: TextIO | None = None) -> str:
+    """Text for a stream, stdout unless given; a pipe or a file gets it as it is.
+
+    On a terminal control characters, which could move the cursor or worse, appear as `\\x1b` and the like.
+    """
+    if not (stream or sys.stdout).isatty():
+        return text
+    return _UNSEEN.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class _HarnessedLogger(logging.Logger):
@@ -63,6 +109,7 @@ class _TerminalFormatter(logging.Formatter):
         message = getattr(record, "short", None) or record.getMessage()
         if record.levelno >= logging.WARNING:
             message = f"{record.levelname.lower()}: {message}"
+        message = visible(message, sys.stderr)
         rank = getattr(self, "rank", 0)
         return f"[rank {rank}] {message}" if rank else message
 
@@ -86,6 +133,7 @@ class _Prints(io.TextIOWrapper):
     """
 
     line_open = False
+    stream = "standard output"
 
     def write(self, text: str) -> int:
         if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] not in _OWN_MODULES:
@@ -93,7 +141,12 @@ class _Prints(io.TextIOWrapper):
             return len(text)
         if text:
             self.line_open = not text.endswith("\n")
-        return super().write(text)
+        with whole_output(self.fileno(), self.stream):
+            return super().write(text)
+
+    def flush(self) -> None:
+        with whole_output(self.fileno(), self.stream):
+            super().flush()
 
 
 class Terminal:
@@ -113,6 +166,8 @@ class Terminal:
             os.dup2(2, 1)
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
         self._prints = _open_prints(self._stdout if inherited or (text_on_stdout and rank == 0) else 2)
+        if not text_on_stdout:
+            self._prints.stream = "standard error"
         sys.stdout = self._prints
         self._capture_logging()
 
@@ -129,7 +184,8 @@ class Terminal:
     def say(self, text: str) -> None:
         """Writes one message to stderr, on rank 0."""
         if self.rank == 0:
-            print(text, file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # where nobody can be told, nobody is
+                print(visible(text, sys.stderr), file=sys.stderr, flush=True)
 
     def finish(self, results: dict[str, Any]) -> None:
         """Writes the results as the last line of stdout, on rank 0; afterwards nothing of ours reaches stdout."""
@@ -138,14 +194,13 @@ class Terminal:
             if self._prints.line_open:
                 self._prints.write("\n")
             self._prints.flush()
-            _write_all(self._stdout, line)
+            with whole_output(self._stdout):
+                _write_all(self._stdout, line)
 
     def abandon(self) -> None:
         """After the reader of stdout went away: what is still buffered goes nowhere."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
         for descriptor in (self._prints.fileno(), self._stdout):
-            os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+            discard(descriptor)
 
     def _capture_logging(self) -> None:
         manager = logging.Logger.manager

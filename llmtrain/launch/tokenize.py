@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.prepare import corpus_from, tokenizer_from
+from llmtrain.launch.reading import check_text
+from llmtrain.launch.terminal import visible
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -30,13 +32,14 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if (settings.text is None) == (settings.ids is None):
         given = "both are given" if settings.text is not None else "neither is given"
         raise ValueError(f'tokenize takes a text or ids ({given}): llmtrain tokenize "some text", or --ids 12 345')
+    ids = read_ids(settings.ids) if settings.ids is not None else []
+    text = _read_stdin() if settings.text == STDIN else settings.text
+    check_text(text or "", "the text")
     tokenizer = _tokenizer(settings)
     if settings.ids is not None:
-        ids = read_ids(settings.ids)
         text = tokenizer.decode(ids, skip_special=False)
-        print(text)
+        print(visible(text))
     else:
-        text = _read_stdin() if settings.text == STDIN else settings.text
         ids = tokenizer.encode(text)
         print(token_table(ids, tokenizer))
     return {

@@ -209,7 +209,9 @@ def _declared_tokens(config_file: Path) -> dict[str, str]:
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{config_file} is not JSON: {error}") from error
+        raise ValueError(f"{config_file} is not JSON ({error}): fetch it again, or delete it") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"{config_file} holds no object: fetch it again, or delete it")
     names = {}
     for key in ("eos_token", "pad_token"):
         value = config.get(key)

@@ -25,6 +25,7 @@ from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
+from llmtrain.training.geometry import check_intervals
 from llmtrain.training.hardware import Machine
 from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
 from llmtrain.training.module import LanguageModule
@@ -156,7 +157,7 @@ def fit(
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
     """
     machine = hardware.resolve_machine(accelerator, devices, num_nodes, precision)
-    _check_intervals(
+    check_intervals(
         log_every=log_every, val_every=val_every, checkpoint_every=checkpoint_every, sample_every=sample_every,
         keep_last=keep_last,
     )  # fmt: skip
@@ -341,11 +342,3 @@ def _already_done(run_dir: Path, model_name: str, resumed: Resumed) -> FitResult
         resumed_from=state.step,
         is_main=is_main_process(),
     )
-
-
-def _check_intervals(**intervals: int | None) -> None:
-    for name, value in intervals.items():
-        if value is None and name == "log_every":
-            raise ValueError("trainer.log_every must be a number of steps.")
-        if value is not None and value < 1:
-            raise ValueError(f"trainer.{name}={value} must be at least 1, or null for never.")

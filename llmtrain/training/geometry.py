@@ -151,9 +151,23 @@ def is_due(step: int, every: int | None) -> bool:
     return bool(every) and step > 0 and step % every == 0  # type: ignore[operator]
 
 
+def check_intervals(*, log_every: int | None, **others: int | None) -> None:
+    """Refuses numbers of steps that are never reached; of all but `log_every`, `None` means never.
+
+    Raises:
+        ValueError: if one is below 1; names the setting.
+    """
+    if log_every is None:
+        raise ValueError("trainer.log_every=null must be a number of steps.")
+    for name, value in {"log_every": log_every, **others}.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            never = "" if name == "log_every" else ", or null for never"
+            raise ValueError(f"trainer.{name}={value} must be a whole number of at least 1{never}.")
+
+
 def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name}={value} must be at least 1.")
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name}={value} must be a whole number of at least 1.")
 
 
 def _near_multiples(value: int, unit: int) -> str:

@@ -171,7 +171,10 @@ def test_a_prompt_that_leaves_no_room_refuses_its_example_by_line(tokenizer: Tok
     examples, report = encode_examples(conversations, tokenizer, max_length=20)
     assert len(examples) == 1
     assert report.too_long == [f"{path}:2 its prompt has 52 tokens, the limit of 20 leaves no room"]
-    with pytest.raises(ValueError, match=r"is left to use: 1 of 1 examples left out, the prompt is too long"):
+    with pytest.raises(
+        ValueError,
+        match=r"is left to train on: 1 of 1 examples left out, the prompt is too long.*raise data.max_length=20",
+    ):
         encode_examples(conversations[1:], tokenizer, max_length=20)
 
 
@@ -231,8 +234,17 @@ def test_bad_bytes_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.jsonl:1 is not UTF-8 \(byte 12 of the line\)"):
         read_examples(path)
     (tmp_path / "b.jsonl.gz").write_bytes(b"not gzip")
-    with pytest.raises(ValueError, match=r"b\.jsonl\.gz cannot be read: Not a gzipped file"):
+    with pytest.raises(ValueError, match=r"b\.jsonl\.gz is not a whole gzip file \(Not a gzipped file"):
         read_examples(tmp_path / "b.jsonl.gz")
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}')[:15] + b"\0" * 30)
+    with pytest.raises(ValueError, match=r"c\.jsonl\.gz is not a whole gzip file .* pack it again"):
+        read_examples(tmp_path / "c.jsonl.gz")
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"a\.jsonl does not parse as JSON"):
+        read_examples(path)
+    path.write_text('{"prompt": ' + "1" * 5000 + "}")
+    with pytest.raises(ValueError, match=r"a\.jsonl:1 does not parse as JSON"):
+        read_examples(path)
     with pytest.raises(ValueError, match=r"missing\.jsonl does not exist"):
         read_examples(tmp_path / "missing.jsonl")
     (tmp_path / "empty").mkdir()
@@ -253,5 +265,9 @@ def test_holding_out_keeps_equal_examples_together_and_hardly_moves_when_data_gr
     assert hold_out(items, 20, seed=1) == (train, test)
     grown = hold_out([*items, conversation("new", "answer")], 20, seed=1)[1]
     assert sum(item not in grown for item in test) <= 1
+    with pytest.raises(
+        ValueError, match=r"needs at least 2 different usable examples, .* and there is 1: add examples"
+    ):
+        hold_out([conversation("a", "b")] * 3, 1)
     with pytest.raises(ValueError, match=r"cannot hold out 80 of 80 different examples: .* between 1 and 79"):
         hold_out(items, 80)

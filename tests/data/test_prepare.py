@@ -311,14 +311,43 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
         lambda: prepare(corpus, BYTES, data_dir=tmp_path),
         lambda: corpus_tokenizer(corpus, data_dir=tmp_path, vocab_size=300),
     ):
-        with pytest.raises(ValueError, match="the corpus 'files' is empty"):
+        with pytest.raises(ValueError, match=r"the corpus 'files' \(.*a\.txt\) is empty"):
             work()
     (tmp_path / "b.txt").write_text("text")
     empty_val = open_corpus(
         "files", data_dir=tmp_path, paths=[str(tmp_path / "b.txt")], validation_paths=[str(tmp_path / "a.txt")]
     )
-    with pytest.raises(ValueError, match="the corpus 'files' has no text for val"):
+    with pytest.raises(ValueError, match=r"the validation text 'validation' \(.*a\.txt\) is empty"):
         prepare(empty_val, BYTES, data_dir=tmp_path)
+
+
+def test_an_empty_corpus_names_its_files(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.txt").write_text("\n")
+    corpus = open_corpus("files", data_dir=tmp_path, paths=[str(tmp_path)])
+    with pytest.raises(ValueError, match=r"'files' \([^ ]*/0\.txt, [^ ]*, [^ ]*/2\.txt and 2 more\) is empty"):
+        prepare(corpus, BYTES, data_dir=tmp_path)
+
+
+def test_a_corpus_that_fills_no_window_is_refused_before_a_vocabulary_is_learned(tmp_path: Path) -> None:
+    corpus = list_corpus(["二三四", "五", "val"], last=1)  # 12 bytes and 2 ends of documents to train on
+    sentence = (
+        r"data\.sequence_length=14 needs a training text of at least 15 tokens, but the corpus '.*' has at most 14"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        corpus_tokenizer(corpus, data_dir=tmp_path, vocab_size=300, sequence_length=14)
+    assert not list(tmp_path.iterdir())
+    corpus_tokenizer(corpus, data_dir=tmp_path, vocab_size=300, sequence_length=13)
+
+
+def test_shards_that_fill_no_window_do_not_count_as_made(tmp_path: Path) -> None:
+    corpus = list_corpus(["ab", "c", "val"], last=1)  # 5 tokens to train on
+    with pytest.raises(ValueError, match=r"of at least 6 tokens, but the corpus '.*' has 5: lower"):
+        prepare(corpus, BYTES, data_dir=tmp_path, sequence_length=5)
+    assert not list(tmp_path.rglob("manifest.json"))
+    assert not prepare(corpus, BYTES, data_dir=tmp_path, sequence_length=4).cached
+    with pytest.raises(ValueError, match=r"has 5: lower data\.sequence_length or add text"):
+        prepare(corpus, BYTES, data_dir=tmp_path, sequence_length=5)  # the cache is no way round it
 
 
 def test_the_vocabulary_is_learned_from_what_is_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

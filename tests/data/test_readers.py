@@ -119,8 +119,12 @@ def test_json_lines_may_be_strings_and_blank(tmp_path: Path) -> None:
         ("{broken", r"a\.jsonl, line 2: not JSON \("),
         ('{"body": "x"}', r"a\.jsonl, line 2: no field 'text' \(there is: body\): set data\.text_field"),
         ("{}", r"line 2: no field 'text' \(there is: none\)"),
-        ('{"text": 3}', r"a\.jsonl, line 2: 'text' holds int, not text"),
-        ("[1]", r"line 2: 'text' holds list"),
+        ("{broken", r"\): mend it or take it out, or name the file \.txt if it is plain text"),
+        ('{"text": 3}', r"line 2: 'text' holds a number, not text: choose another data\.text_field, or mend it"),
+        ('{"text": {}}', r"line 2: 'text' holds an object, not text"),
+        ("[1]", r'line 2: found a list, expected \{"text": "…"\} or a text in quotes: mend it or take it out'),
+        ("1.5", r"line 2: found a number, expected"),
+        ("true", r"line 2: found true or false, expected"),
         ("[" * 100_000, r"line 2: not JSON"),
     ],
 )
@@ -153,10 +157,11 @@ def test_json_streams(
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ('[{"text": "a"}, {"text": ', r"a\.json: not JSON \("),
+        ('[{"text": "a"}, {"text": ', r"a\.json, element 2: not JSON \("),
         ('["a"', r"a\.json: not JSON \(the array is not closed\)"),
         ('["a", {"n": 1}]', r"a\.json, element 2: no field 'text'"),
-        ("nonsense", r"a\.json: not JSON"),
+        ('["a", [2]]', r"a\.json, element 2: found a list, expected"),
+        ("nonsense", r"a\.json, element 1: not JSON"),
     ],
 )
 def test_bad_json_is_named(data: str, sentence: str, tmp_path: Path) -> None:
@@ -176,9 +181,9 @@ def test_parquet_holds_text_and_nothing_else(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["a", None, "b"], "n": [1, 2, 3]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     assert texts(tmp_path / "a.parquet") == ["a", "b"]
-    with pytest.raises(ValueError, match=r"a\.parquet, row 1: 'n' holds int, not text"):
+    with pytest.raises(ValueError, match=r"a\.parquet, row 1: 'n' holds a number, not text"):
         texts(tmp_path / "a.parquet", text_field="n")
-    with pytest.raises(ValueError, match=r"b\.parquet is not a parquet file that can be read"):
+    with pytest.raises(ValueError, match=r"b\.parquet is not a parquet file that can be read \(.*write or fetch it"):
         texts(write(tmp_path / "b.parquet", b"PAR1 nothing"))
 
 

@@ -14,7 +14,7 @@ from llmtrain.data.text import Piece
 
 def split(pieces: Sequence[Piece], **validation: float) -> tuple[list[str], list[str]]:
     """The documents of both sides."""
-    route = choose_split(lambda: iter(pieces), Validation(**validation), name="test")  # type: ignore[arg-type]
+    route = choose_split(lambda: iter(pieces), Validation(**validation), title="'test'")  # type: ignore[arg-type]
     sides: tuple[list[str], list[str]] = ([], [])
     open_text = {False: "", True: ""}
     for text, ends, held_out in route(iter(pieces)):

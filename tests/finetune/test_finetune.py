@@ -233,7 +233,7 @@ def test_a_base_without_role_markers_gets_them_in_a_copy(tmp_path):
     ("overrides", "message"),
     [
         (["model=/nowhere"], "model=/nowhere does not exist"),
-        (["trainer.val_examples=40"], "trainer.val_examples=40 must lie between 0 and 39"),
+        (["trainer.val_examples=40"], "trainer.val_examples=40 must lie between 0 and 39: of the 40 usable"),
         (["trainer.micro_batch_size=3"], "trainer.micro_batch_size=3 does not divide the 8 rows"),
         (["adapter.train_tokens=some"], "adapter.train_tokens='some' must be auto or none"),
         (["adapter.r=0"], "adapter.r=0 must be at least 1"),

@@ -99,6 +99,33 @@ def test_prompts_from_jsonl_may_hold_newlines(tmp_path):
     assert generate.read_prompts(None, str(file)) == ["a\nb", "\u2028"]
 
 
+def test_a_base_model_that_never_saw_a_chat_says_so(folder, tok, caplog):
+    short = ("sampling.max_new_tokens=1", "prompt=a")
+    run(folder, *short, "chat=true")
+    assert "never trained on the role markers" not in caplog.text  # the folder does not say what it never saw
+    file = folder / "llmtrain.json"
+    info = json.loads(file.read_text(encoding="utf-8")) | {"never_seen": [tok.special_ids["<|user|>"], 200]}
+    file.write_text(json.dumps(info), encoding="utf-8")
+    run(folder, *short)
+    assert "role markers" not in caplog.text
+    run(folder, *short, "chat=true")
+    assert f"chat=true: {folder} was never trained on the role markers of a chat" in caplog.text
+    caplog.clear()
+    file.write_text(json.dumps(info | {"base_state_hash": "0"}), encoding="utf-8")  # as fine-tuning leaves it
+    run(folder, *short, "chat=true")
+    assert "role markers" not in caplog.text
+
+
+def test_equal_samples_are_announced(folder, caplog):
+    run(folder, "prompt=a", "sampling.max_new_tokens=1", "num_samples=3")
+    assert "will be equal" not in caplog.text
+    run(folder, "prompt=a", "sampling.max_new_tokens=1", "num_samples=3", "sampling=greedy")
+    assert (
+        "sampling.temperature=0 always takes the likeliest token: the 3 samples of a prompt will be equal"
+        in caplog.text
+    )
+
+
 def test_standard_input_is_one_prompt(monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("第一行\n第二行\n".encode())))
     assert generate.read_prompts("-", None) == ["第一行\n第二行"]
@@ -111,6 +138,7 @@ def test_standard_input_is_one_prompt(monkeypatch):
         (b"ok\n\xff", "a.txt", "not UTF-8 at byte 3"),
         (b'{"prompt": "a"}\n{"text": "b"}', "a.jsonl", "a.jsonl, line 2: each line must be"),
         (b'{"prompt": "a"}\nnonsense', "a.jsonl", "a.jsonl, line 2: each line must be"),
+        (b'{"prompt": "\\ud83d"}', "a.jsonl", "a.jsonl, line 1: the prompt is not UTF-8 from character 1"),
         (b'{"prompt": ""}', "a.jsonl", '"prompt" must be text that is not empty'),
     ],
 )
@@ -132,6 +160,11 @@ def test_files_that_are_no_prompts_are_refused_by_place(tmp_path, content, name,
         (["prompt=a", "candidates=0"], "candidates must be at least 1"),
         (["prompt=a", "precision=int3"], "precision=int3: give one of auto, fp32"),
         (["prompt=a", "device=tpu"], "device=tpu: give auto, cpu or cuda"),
+        (["prompt_file=/no/where"], "prompt_file=/no/where cannot be read .No such file or directory.: give a file"),
+        (["prompt_file=/"], "prompt_file=/ cannot be read .Is a directory.: give a file with one prompt per line"),
+        (["prompt=a", "max_length=0"], "max_length must be at least 1"),
+        (["prompt=ab\udcff", "model=/nowhere"], r"the prompt is not UTF-8 from character 3 on \('\\udcff'\)"),
+        (["prompt=a", "sampling.stop=[\udcff]", "model=/nowhere"], "sampling.stop is not UTF-8 from character 1"),
         (["prompt=" + "x" * 300], "leaves no room for an answer"),
         (["prompt=a", "model=/nowhere"], "/nowhere does not exist"),
     ],
@@ -141,8 +174,10 @@ def test_mistakes_are_refused_with_a_sentence(folder, overrides, message):
         run(folder, *overrides)
 
 
-def test_a_terminal_gets_no_control_characters(monkeypatch):
-    text = "a\x1b[2Jb\n你\t\x07"
-    assert generate.visible(text) == text  # a pipe gets the text as it is
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
-    assert generate.visible(text) == "a\ufffd[2Jb\n你\t\ufffd"
+def test_a_terminal_gets_no_control_characters(folder, monkeypatch, capsys):
+    prompt = "a\x1b[2Jb\n你\t\x07"
+    run(folder, f"prompt={prompt}", "sampling.max_new_tokens=1")
+    assert capsys.readouterr().out.startswith(prompt)  # a pipe gets the text as it is
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    run(folder, f"prompt={prompt}", "sampling.max_new_tokens=1")
+    assert capsys.readouterr().out.startswith("a\\x1b[2Jb\n你\t\\x07")

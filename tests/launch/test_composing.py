@@ -73,6 +73,11 @@ def test_numbers_keep_the_kind_of_their_default():
     assert changed.nested == {"depth": "auto", "free": {"a": {"b": "x"}}}
 
 
+def test_a_whole_number_may_be_written_with_an_exponent_where_the_default_is_null():
+    trainer = compose("pretrain", ["trainer.max_tokens=1e6", "trainer.max_epochs=0.5"]).settings.trainer
+    assert (trainer.max_tokens, type(trainer.max_tokens), trainer.max_epochs) == (1_000_000, int, 0.5)
+
+
 def test_what_is_an_override():
     assert all(map(is_override, ["a=1", "a.b=", "+a=1", "++a@b=1", "~a", "a=b\nc"]))
     assert not any(map(is_override, ["你=1", "a b=1", "E = mc²", "text", "=1", ""]))

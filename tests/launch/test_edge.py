@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+
+from llmtrain.launch.terminal import visible
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).resolve().parent / "fake"
@@ -132,7 +136,12 @@ def test_bytes_that_are_not_utf8_survive(fake_environment, tmp_path):
         (["mode=mistake"], "error: name='a/b' cannot name a folder; give a word without slashes, not 'latest'"),
         (["mode=read", "missing_file=/不 在"], "error: No such file or directory: /不 在"),
         (["mode=full", "paths.run_dir=r"], FULL),
-        (["paths.run_dir=taken"], "error: File exists: {cwd}/taken"),
+        (["name=" + "x" * 300], "error: File name too long: {cwd}/runs/pretrain/" + "x" * 300 + "; give another path"),
+        (["paths.run_dir=taken"], "error: paths.run_dir=taken is a file: give a folder"),
+        (
+            ["paths.runs_dir=taken/er"],
+            "error: paths.runs_dir=taken/er lies below taken, which is a file: give a folder",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_sentence_code_2_and_no_litter(fake, tmp_path, arguments, sentence):
@@ -227,6 +236,59 @@ def test_a_reader_that_goes_away_is_no_fault(fake_environment, tmp_path):
     )
     assert done.returncode in (0, 141)
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "arguments", ["generate mode=text", "generate prompt=a", "pretrain name=one", "generate --help", "--version"]
+)
+def test_a_full_disk_under_stdout_is_a_sentence(fake_environment, tmp_path, arguments):
+    """The text of a command, its line of JSON, and the help, which no command prints."""
+    command = f"{sys.executable} {FAKE}/entry.py -m llmtrain {arguments} > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=tmp_path, env=fake_environment, capture_output=True, timeout=60, encoding="utf-8"
+    )
+    assert done.returncode == 2
+    sentence = "error: standard output cannot be written (No space left on device): free space where it goes, or "
+    assert done.stderr.splitlines()[-1] == sentence + "send it elsewhere"
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_text_that_looks_like_a_setting_is_told_where_to_go(fake):
+    done = fake("generate", "he=llo you")
+    assert done.code == 2
+    hint = "`llmtrain generate --help` lists all keys; if it is the prompt: llmtrain generate -- 'he=llo you'"
+    assert done.stderr.endswith(hint + "\n")
+    assert fake("generate", "--", "he=llo you").results["prompt"] == "he=llo you"
+    assert "if it is" not in fake("pretrain", "he=llo").stderr
+
+
+def test_a_terminal_gets_no_control_characters():
+    text = "a\x1b[2Jb\n你\t\x07\u3000👨\u200d👩\u202e\udcff\r"
+    terminal, file = SimpleNamespace(isatty=lambda: True), SimpleNamespace(isatty=lambda: False)
+    assert visible(text, file) == text
+    assert visible(text, terminal) == "a\\x1b[2Jb\n你\t\\x07\u3000👨\u200d👩\\u202e\\udcff\\r"
+
+
+@pytest.mark.medium
+def test_what_is_said_on_a_terminal_is_made_visible(fake_environment, tmp_path):
+    """A refusal repeats what the user gave, here to a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, str(FAKE / "entry.py"), "-m", "llmtrain", "pretrain", "mode=read", "missing_file=/\x1b[2J"],
+        cwd=tmp_path,
+        env=fake_environment,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        timeout=60,
+    )
+    os.close(theirs)
+    said = os.read(ours, 65536)
+    os.close(ours)
+    assert done.returncode == 2
+    assert b"\x1b" not in said
+    assert said.endswith(b"error: No such file or directory: /\\x1b[2J\r\n")
 
 
 @pytest.mark.medium

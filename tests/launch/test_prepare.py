@@ -85,6 +85,7 @@ def test_tokenize_takes_the_tokenizer_of_a_file(tmp_path: Path) -> None:
     [
         ([], r"takes a text or ids \(neither is given\)"),
         (["text=a", "ids=[1]"], r"takes a text or ids \(both are given\)"),
+        (["text=a\udcff", "data=files"], "the text is not UTF-8 from character 2"),
         (["ids=[1,x]"], "'x' is not an id"),
         (["ids=[-1]"], "'-1' is not an id"),
         (["ids=[7,262]"], "id 262 is outside the vocabulary"),

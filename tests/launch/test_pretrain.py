@@ -185,6 +185,9 @@ def test_init_goes_on_from_a_models_weights_with_its_shape_and_tokenizer(tmp_pat
     assert ours.info["never_seen"] == theirs.info["never_seen"]
 
 
+NEED_TEXT = ("lower data.sequence_length", "has no tokens", "model.vocab_size=100 is less than the tokenizer's 262 ids")
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -210,6 +213,15 @@ def test_init_goes_on_from_a_models_weights_with_its_shape_and_tokenizer(tmp_pat
         (["init=nowhere"], "init=nowhere does not exist"),
         (["resume=nowhere"], "resume=nowhere does not exist; give a run folder, a checkpoint, or auto"),
         (["data.paths=[nowhere.txt]"], "nowhere.txt"),
+        (["tokenizer=bpe", "model.vocab_size=300"], "model.vocab_size=300 is less than the tokenizer's"),
+        (["optim.lr=0"], "optim.lr=0 must be above 0"),
+        (["optim.betas=[0.9]"], "optim.betas=[0.9] must be two numbers"),
+        (["optim.grad_clip=-1"], "optim.grad_clip=-1 must not be negative"),
+        (["trainer.log_every=0"], "trainer.log_every=0 must be a whole number of at least 1."),
+        (["trainer.keep_last=0"], "trainer.keep_last=0 must be a whole number of at least 1, or null for never"),
+        (["trainer.max_steps=1.5"], "trainer.max_steps=1.5 must be a whole number of at least 1"),
+        (["seed=-1"], "seed=-1 must be a whole number from 0"),
+        (["trainer.max_steps=null", "trainer.max_tokens=2560", "optim.warmup_steps=11"], "the run's 10 steps"),
     ],
 )
 def test_bad_settings_are_refused_in_a_sentence(tmp_path, corpus, monkeypatch, overrides, message):
@@ -223,3 +235,62 @@ def test_bad_settings_are_refused_in_a_sentence(tmp_path, corpus, monkeypatch, o
         run(settings(*overrides), tmp_path / "run")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+    if message not in NEED_TEXT:
+        assert not (tmp_path / "data").exists()  # refused before any work
+
+
+REFUSED_LIGHTLY = """
+import importlib, sys
+from llmtrain.launch.composing import compose
+light = True
+for command, *overrides in {cases}:
+    light = light and command != "now torch"
+    if command == "now torch":
+        continue
+    try:
+        importlib.import_module(f"llmtrain.launch.{{command}}").run(compose(command, overrides).settings, None)
+    except ValueError as error:
+        print(error)
+    found = {{"lightning", "deepspeed", "peft", "transformers", "datasets", *["torch"] * light}} & set(sys.modules)
+    assert not found, (overrides, found)
+"""
+
+
+@pytest.mark.medium
+def test_settings_are_refused_before_anything_heavy_is_imported(tmp_path, fake_environment):
+    """Lightning takes seconds to import, torch one. What is imported stays, so one process does for all cases."""
+    cases = [
+        ("pretrain", "trainer.batch_tokens=1000"),
+        ("pretrain", "init=nowhere"),
+        ("pretrain", "resume=nowhere"),
+        ("pretrain", "trainer.val_every=0"),
+        ("pretrain", "sampling.top_p=2"),
+        ("pretrain", "data=zh_number"),
+        ("finetune", "data=sanguo"),
+        ("finetune", "trainer.log_every=0"),
+        ("generate", "prompt=a", "sampling.temperature=-1"),
+        ("generate", "prompt=a", "precision=int8"),
+        ("generate", "prompt_file=nowhere"),
+        ("evaluate", "tasks.names=chess"),
+        ("evaluate", "shards_dir=nowhere"),
+        ("tokenize", "ids=[x]"),
+        ("prepare", "tokenizer.vocab_size=1"),
+        ("now torch",),
+        ("pretrain", "trainer.precision=int8"),
+        ("pretrain", "optim.warmup_steps=2000"),
+        ("pretrain", "optim.weight_decay=-1"),
+        ("finetune", "trainer.max_steps=3"),
+        ("finetune", "adapter.r=0"),
+        ("finetune", "trainer.precision=int8"),
+        ("finetune", "model=nowhere"),
+        ("generate", "prompt=a", "model=nowhere"),
+    ]
+    program = REFUSED_LIGHTLY.format(cases=cases)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=fake_environment, capture_output=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    sentences = done.stdout.splitlines()
+    assert len(sentences) == len(cases) - 1, done.stdout
+    assert sentences[18] == "optim.warmup_steps=10 must be between 0 and the run's 3 steps."
+    assert list(tmp_path.iterdir()) == []

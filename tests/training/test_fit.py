@@ -102,8 +102,8 @@ def test_gradient_checkpointing_gives_the_same_losses(train, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"log_every": 0}, "trainer.log_every=0 must be at least 1"),
-        ({"val_every": -1}, "trainer.val_every=-1 must be at least 1, or null"),
+        ({"log_every": 0}, "trainer.log_every=0 must be a whole number of at least 1"),
+        ({"val_every": -1}, "trainer.val_every=-1 must be a whole number of at least 1, or null"),
         ({"keep_last": 0}, "trainer.keep_last=0"),
         ({"precision": "fp8"}, "trainer.precision='fp8'"),
         ({"accelerator": "tpu"}, "trainer.accelerator='tpu'"),

@@ -52,7 +52,7 @@ def test_tokens_are_never_exceeded_and_epochs_are_completed():
     ("limits", "message"),
     [
         ({}, "nothing says when to stop"),
-        ({"max_steps": 0}, "trainer.max_steps=0 must be at least 1"),
+        ({"max_steps": 0}, "trainer.max_steps=0 must be a whole number of at least 1"),
         ({"max_epochs": 0}, "trainer.max_epochs=0 must be above 0"),
         ({"max_tokens": 100, "row_tokens": 32}, "less than one step of 128 tokens"),
         ({"max_tokens": 100}, "counts tokens of equal rows"),

@@ -1,5 +1,7 @@
 """Builds the optimiser that a run's settings ask for."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -41,16 +43,10 @@ def build_optimizer(
     Raises:
         ValueError: an unknown name, or a value outside its range.
     """
-    if name not in OPTIMIZERS:
-        raise ValueError(f"optim.name={name} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
-    for key, value in (("lr", lr), ("muon_lr", muon_lr)):
-        if not value > 0:
-            raise ValueError(f"optim.{key}={value} must be above 0.")
-    if weight_decay < 0:
-        raise ValueError(f"optim.weight_decay={weight_decay} must not be negative.")
-    if not 0.0 <= muon_momentum < 1.0:
-        raise ValueError(f"optim.muon_momentum={muon_momentum} must be at least 0 and below 1.")
-
+    check_optimizer(
+        name=name, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, muon_lr=muon_lr,
+        muon_momentum=muon_momentum, muon_steps=muon_steps,
+    )  # fmt: skip
     muon = name == "muon"
     groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, muon=muon, muon_lr=muon_lr)
     betas = (float(betas[0]), float(betas[1]))  # Hydra hands over a list
@@ -59,3 +55,36 @@ def build_optimizer(
             del group["muon"]
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True)
     return Muon(groups, lr=lr, betas=betas, eps=eps, momentum=muon_momentum, ns_steps=muon_steps, ns_dtype=muon_dtype)
+
+
+def check_optimizer(
+    *,
+    name: str,
+    lr: float,
+    weight_decay: float = 0.1,
+    betas: Sequence[float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    muon_lr: float = 0.02,
+    muon_momentum: float = 0.95,
+    muon_steps: int = 5,
+) -> None:
+    """Refuses what `build_optimizer` would, before there is a model. The arguments are its own.
+
+    Raises:
+        ValueError: an unknown name, or a value outside its range.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optim.name={name} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
+    for key, value in (("lr", lr), ("muon_lr", muon_lr)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"optim.{key}={value} must be above 0.")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"optim.weight_decay={weight_decay} must not be negative.")
+    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
+        raise ValueError(f"optim.betas={list(betas)} must be two numbers, each at least 0 and below 1.")
+    if not eps >= 0:
+        raise ValueError(f"optim.eps={eps} must not be negative.")
+    if not 0.0 <= muon_momentum < 1.0:
+        raise ValueError(f"optim.muon_momentum={muon_momentum} must be at least 0 and below 1.")
+    if muon_steps < 1:
+        raise ValueError(f"optim.muon_steps={muon_steps} must be at least 1.")
