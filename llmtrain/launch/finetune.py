@@ -164,10 +164,11 @@ def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list
             "to be trained on; lower it or add examples."
         )
     chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
-    return (
-        [example for number, example in enumerate(examples) if number not in chosen],
-        [example for number, example in enumerate(examples) if number in chosen],
-    )
+    train = [example for number, example in enumerate(examples) if number not in chosen]
+    if task.parts is not None:
+        parts = [part for example in train for part in task.parts(example.prompt, example.completion)]
+        train += encode_examples(parts, base.tokenizer, max_length=limit)[0] if parts else []
+    return train, [example for number, example in enumerate(examples) if number in chosen]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmtrain.data.examples import encode_examples
 from llmtrain.data.tasks import TASKS, Task, build_task, chance_score, score
 from llmtrain.data.tasks.date_iso import FORMS
-from llmtrain.data.tasks.hsk_pinyin import MEMBER, ReadingTable, parse_sentences, split_units
+from llmtrain.data.tasks.hsk_pinyin import MEMBER, ReadingTable, parse_sentences, pieces, split_units
 from llmtrain.data.tasks.zh_number import chinese_number
 from llmtrain.tokenizer import byte_tokenizer
 
@@ -194,6 +194,37 @@ def test_hsk_pinyin_holds_out_and_reports_the_table(monkeypatch: pytest.MonkeyPa
     assert 0 < task.chance < 0.5
     with pytest.raises(ValueError, match="test_examples must be between 1 and 599, got 600"):
         build_task("hsk_pinyin", test_examples=600)
+
+
+def test_pieces_of_a_sentence_are_stretches_with_their_own_reading() -> None:
+    sentence, pinyin = "他花了一点儿钱，很高兴。", "tā huā le yī diǎnr qián hěn gāo xìng"
+    reading = dict(zip(["他", "花", "了", "一", "点儿", "钱", "很", "高", "兴"], pinyin.split(), strict=True))
+    found = pieces(sentence, pinyin, count=40, seed=1)
+    assert len(found) == 40
+    for piece in found:
+        units = split_units(piece["prompt"], piece["completion"].split())
+        assert units is not None
+        assert piece["completion"] == " ".join(reading[unit] for unit in units)
+        assert piece["prompt"] in sentence.replace("，", "")
+        assert len(units) < len(reading)
+    assert found == pieces(sentence, pinyin, count=40, seed=1)
+    assert found != pieces(sentence, pinyin, count=40, seed=2)
+    assert pieces("好", "hǎo", count=3) == []
+    assert pieces("你好", "nǐ", count=3) == []
+
+
+def test_parts_belong_to_the_training_sentences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    member = lambda *_, **__: hsk_content(50)  # noqa: E731
+    monkeypatch.setattr(sys.modules["llmtrain.data.tasks.hsk_pinyin"], "read_member", member)
+    task = build_task("hsk_pinyin", test_examples=10, parts=3)
+    assert task.parts is not None
+    item = task.train[0]
+    assert len(task.parts(item["prompt"], item["completion"])) == 3
+    assert len(task.train) == 40  # the pieces are made after validation items have been set aside
+    with pytest.raises(ValueError, match="parts must be at least 0, got -1"):
+        build_task("hsk_pinyin", test_examples=10, parts=-1)
 
 
 def test_sentences_that_differ_in_punctuation_are_one() -> None:
