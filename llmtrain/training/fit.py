@@ -162,16 +162,22 @@ def fit(
     )  # fmt: skip
     if compile_model:
         hardware.check_compiler()
-    facts = {
-        **(fixed or {}),
+    facts = {**(fixed or {}), "optim.name": optimizer, "seed": seed}
+    settings = {
         "strategy": strategy,
         "the number of processes": machine.world_size,
         "the number of micro-batches per step": accumulation,
-        "trainer.precision": machine.precision,
-        "optim.name": optimizer,
-        "seed": seed,
-    }
-    settings = {"optim.lr": lr, "optim.schedule": schedule, "the number of steps": total_steps}
+        "the number of steps": total_steps,
+        "optim.lr": lr, "optim.schedule": schedule, "optim.warmup_steps": warmup_steps,
+        "optim.min_lr_ratio": min_lr_ratio, "optim.decay_fraction": decay_fraction, "optim.grad_clip": grad_clip,
+        **{f"optim.{name}": value for name, value in (optimizer_options or {}).items()},
+        **{f"strategy.{name}": value for name, value in (strategy_options or {}).items()},
+        "model.dropout": model.config.dropout,
+        "trainer.precision": machine.precision, "trainer.compile": compile_model,
+        "trainer.gradient_checkpointing": gradient_checkpointing, "trainer.log_every": log_every,
+        "trainer.val_every": val_every, "trainer.checkpoint_every": checkpoint_every, "trainer.keep_last": keep_last,
+        "trainer.sample_every": sample_every,
+    }  # fmt: skip
     resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
