@@ -45,6 +45,7 @@ class RunState:
         tokens: trained tokens seen, over all ranks.
         train_seconds: time of training alone, over all sessions.
         best: step, val_loss and val_bpb of the best validation so far, if there was one.
+        owes_validation: a signal stopped the run at a step that was due to be validated.
         fixed: facts that may not change on resume, by the name a user knows them under.
         free: settings that may change; a change is reported.
     """
@@ -53,6 +54,7 @@ class RunState:
     tokens: int
     train_seconds: float
     best: dict[str, Any] | None = None
+    owes_validation: bool = False
     fixed: dict[str, Any] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION

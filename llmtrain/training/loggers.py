@@ -53,6 +53,7 @@ class MetricsCsv(Logger):
         self.path = Path(path)
         self._columns: list[str] = [STEP]
         self._row: dict[str, Any] = {}
+        self._written: int | None = None  # step of the last row in the file
         if is_main_process():
             self._truncate(resumed_step)
 
@@ -88,12 +89,19 @@ class MetricsCsv(Logger):
         """Writes the current row."""
         if not self._row:
             return
-        new = [name for name in self._row if name not in self._columns]
-        if new:
+        row = {name: _text(value) for name, value in self._row.items()}
+        new = [name for name in row if name not in self._columns]
+        again = self._row[STEP] == self._written  # a validation that a resumed run makes up for
+        if new or again:
             self._columns += new
-            self._write_all(read_rows(self.path))
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow({k: _text(v) for k, v in self._row.items()})
+            rows = read_rows(self.path)
+            if again:
+                rows[-1] |= row
+            self._write_all(rows)
+        if not again:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        self._written = self._row[STEP]
         self._row = {}
 
     @rank_zero_only
@@ -109,6 +117,7 @@ class MetricsCsv(Logger):
             self.path.unlink()
             return
         self._columns = list(rows[0])
+        self._written = int(rows[-1][STEP])
         self._write_all(rows)
 
     def _write_all(self, rows: list[dict[str, str]]) -> None:

@@ -98,6 +98,11 @@ class Checkpoints(Callback):
             return False
         return read_info(self.model_dir).get("step") == self.best["step"]
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Makes up for a validation that a signal prevented, so that the figures are those of an unbroken run."""
+        if self._resumed is not None and self._resumed.state.owes_validation and self._control.validates:
+            loops.validate_now(trainer)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -105,7 +110,8 @@ class Checkpoints(Callback):
         assert isinstance(pl_module, LanguageModule)
         step = trainer.global_step
         if self._control.ends_step(batch_idx) and not self._control.validates_at(step):
-            self._save_if_due(trainer, pl_module, step, tokens=pl_module.finished_tokens())
+            owed = self._control.validation_due(step)
+            self._save_if_due(trainer, pl_module, step, tokens=pl_module.finished_tokens(), owes_validation=owed)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the model if it is the best so far, then saves if a checkpoint is due at this step too."""
@@ -133,6 +139,7 @@ class Checkpoints(Callback):
         *,
         tokens: int,
         weights: Weights | None = None,
+        owes_validation: bool = False,
     ) -> None:
         if not self._control.saves_at(step):
             return
@@ -144,6 +151,7 @@ class Checkpoints(Callback):
                 tokens=tokens,
                 train_seconds=self._control.train_seconds,
                 best=self.best,
+                owes_validation=owes_validation,
                 fixed=self._fixed,
                 free=self._free,
             )
