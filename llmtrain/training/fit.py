@@ -179,6 +179,8 @@ def fit(
         "trainer.sample_every": sample_every,
     }  # fmt: skip
     resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
+    if is_main_process():
+        checkpointing.tidy(run_dir)
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
     data.start_step = resumed.step if resumed else 0  # type: ignore[attr-defined]

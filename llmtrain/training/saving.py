@@ -76,8 +76,6 @@ class Checkpoints(Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The strategy is set up and nothing has run yet: the place to load weights, moments and counters."""
-        if trainer.is_global_zero:
-            checkpointing.tidy(self._run_dir)
         if self._resumed is None:
             return
         step = self._resumed.step

@@ -79,7 +79,7 @@ def store_loaded(folder: Path) -> None:
     checkpointing.load_training_state = load_training_state
 
 
-CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
+CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
 def kill_at_change(folder: Path, number: int) -> None:
@@ -87,11 +87,13 @@ def kill_at_change(folder: Path, number: int) -> None:
     left = [number]
 
     def watch(event: str, arguments: tuple) -> None:
-        if event not in CHANGES or not str(arguments[0]).startswith(f"{folder}/"):
+        if event not in CHANGES:
             return
         if event == "open" and not (isinstance(arguments[1], str) and set(arguments[1]) & set("wxa+")):
             return
-        left[0] -= 1
+        # What `rmtree` removes is named from a folder that it holds open.
+        inside = event in ("os.remove", "os.rmdir") and arguments[1] != -1
+        left[0] -= inside or str(arguments[0]).startswith(f"{folder}/")
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
