@@ -72,27 +72,25 @@ def test_a_kill_before_every_change_of_the_run_folder(nursery: Any, straight: Pa
 
 
 @pytest.mark.parametrize(
-    ("processes", "attempts"),
-    [(1, 12), pytest.param(2, 5, marks=pytest.mark.distributed), pytest.param(1, 200, marks=pytest.mark.slow)],
+    ("processes", "kills"),
+    [(1, 12), pytest.param(2, 4, marks=pytest.mark.distributed), pytest.param(1, 200, marks=pytest.mark.slow)],
 )
-def test_kills_at_random_moments(nursery: Any, tmp_path: Path, processes: int, attempts: int) -> None:
-    """Seeded delays, spread evenly from the start of a session to a little beyond the time of the whole run."""
-    chance = random.Random(f"{processes} {attempts}")
+def test_kills_at_random_moments(nursery: Any, tmp_path: Path, processes: int, kills: int) -> None:
+    """Seeded delays, spread evenly over the time that a whole run takes; a run that is finished is compared."""
+    chance = random.Random(f"{processes} {kills}")
     settings = SETTINGS | ({"strategy": "deepspeed_2", "rows": 1} if processes > 1 else {})
-    settings |= {"steps": 8 if attempts < 100 else 40, "keep_last": 2}
-    expected = tmp_path / "straight"
+    straight, folder, newest, killed = tmp_path / "straight", tmp_path / "0", 0, 0
     begin = time.monotonic()
-    nursery.run(expected, processes=processes, **settings)
+    nursery.run(straight, processes=processes, **settings)
     seconds = time.monotonic() - begin
-    folder, newest, killed = tmp_path / "killed", 0, 0
-    for _ in range(attempts):
-        delay = chance.uniform(0.0, 1.1) * seconds
+    while killed < kills:
+        delay = chance.uniform(0.0, 1.0) * seconds
         result = nursery.run(folder, processes=processes, resume="auto", kill_after=delay, fails=True, **settings)
         newest = check_whole(folder, newest)
+        if result["codes"] == [0] * processes:
+            check_equals(folder, straight)
+            folder, newest = folder.with_name(f"{folder.name}0"), 0
+            seconds *= 0.9  # the machine was busy at first
         killed += result["codes"] != [0] * processes
     nursery.run(folder, processes=processes, resume="auto", **settings)
-    assert killed
-    assert metrics(folder) == metrics(expected)
-    assert_equal(tensors(folder / "model"), tensors(expected / "model"))
-    kept, last = ({each.step for each in list_checkpoints(run_dir)} for run_dir in (folder, expected))
-    assert last <= kept  # and the one that was resumed from
+    check_equals(folder, straight)
