@@ -52,14 +52,23 @@ def whole_folder(folder: str | Path, *, marker: str, needed_bytes: int = 0) -> I
         yield beside
         _flush(beside)
         _put_in_place(beside, final)
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
+    except Exception as error:
+        if not _ran_full(error):
             raise
         raise ModelFolderError(
             f"The disk ran full while writing {final}; the former state is untouched: free some space and run again."
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _ran_full(error: Exception) -> bool:
+    """Whether the disk was full. Libraries written in Rust raise errors of their own that quote the system's number."""
+    if isinstance(error, ModelFolderError) and isinstance(error.__cause__, Exception):
+        return _ran_full(error.__cause__)  # of a folder inside this one: the outer name says more
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    return any(f"(os error {number})" in str(error) for number in _DISK_FULL)
 
 
 def check_free_space(folder: Path, needed_bytes: int) -> None:

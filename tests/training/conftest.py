@@ -39,6 +39,10 @@ def train() -> Callable[..., FitResult]:
     return toy_fit
 
 
+EVENTS = ("signal", "kill_after", "kill_at_change", "store_loaded", "no_space", "disk")
+"""What may happen to the nursery's processes, see `_nursery.py`."""
+
+
 class Nursery:
     """Runs toy fits in processes of their own that are forked, so that each start costs next to nothing."""
 
@@ -62,10 +66,8 @@ class Nursery:
         Returns:
             The fields of the `FitResult`, or `{"error": …}`; and the exit codes by rank as `codes`.
         """
-        parts = {
-            name: job.pop(name) for name in ("signal", "kill_after", "kill_at_change", "store_loaded") if name in job
-        }
-        result = folder / "result.json"
+        parts = {name: job.pop(name) for name in EVENTS if name in job}
+        result = (folder.parent if "disk" in parts else folder) / "result.json"
         result.unlink(missing_ok=True)
         assert self._process.stdin is not None
         assert self._process.stdout is not None

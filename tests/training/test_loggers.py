@@ -80,6 +80,46 @@ def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeyp
     assert all(name.startswith("offline-run-") and f"-{identifier}" in name for name in folders)
 
 
+def wandb_history(run_dir):
+    """Every (step, figure, value) in the offline files of all sessions."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    found = []
+    for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
+        store = DataStore()
+        store.open_for_scan(str(path))
+        while data := store.scan_data():
+            record = Record.FromString(data)
+            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            found += [(items["trainer/global_step"], *item) for item in items.items() if "trainer/global_step" in items]
+    return found
+
+
+@pytest.mark.medium
+def test_a_killed_run_stays_one_run_for_wandb(nursery, tmp_path):
+    """PAINS 9: offline, 60 steps, killed at 30, resumed: one id; what comes twice is equal; `metrics.csv` is whole."""
+    settings = {"steps": 60, "checkpoint_every": 7, "val_every": 15, "rows": 1, "accumulation": 1}
+    settings |= {"wandb": {"project": "toy", "mode": "offline"}, "train_tokens": 1000}
+    stop = {"rank": 0, "step": 30, "name": "SIGKILL"}
+    killed = nursery.run(tmp_path, fails=True, signal=stop, **settings)
+    assert killed["codes"] == [-9]
+    first = run_id(tmp_path)
+    assert nursery.run(tmp_path, resume="auto", **settings)["resumed_from"] == 28
+    assert run_id(tmp_path) == first
+    assert {path.stem for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")} == {f"run-{first}"}
+    assert [int(row["step"]) for row in read_rows(tmp_path / "metrics.csv")] == list(range(1, 61))
+    values = {}
+    for step, name, value in wandb_history(tmp_path):
+        if name in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "tokens"):
+            values.setdefault((int(step), name), []).append(value)
+    assert {step for step, name in values if name == "train/loss"} == set(range(1, 61))
+    assert {step for step, name in values if name == "val/loss"} == {15, 30, 45, 60}
+    twice = {key for key, found in values.items() if len(found) == 2}
+    assert {step for step, _ in twice} == {29, 30}
+    assert all(len(set(found)) == 1 for found in values.values())
+
+
 @pytest.mark.parametrize(("answers", "mode"), [(True, "online"), (False, "offline")])
 def test_wandb_goes_online_only_if_its_server_answers(tmp_path, monkeypatch, answers, mode):
     import wandb
