@@ -26,7 +26,16 @@ from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.hardware import Machine
-from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
+from llmtrain.training.loggers import (
+    METRICS_FILE,
+    MetricsCsv,
+    build_wandb,
+    close,
+    is_main_process,
+    read_rows,
+    repeat_last,
+    run_id,
+)
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.saving import Checkpoints, WriteModel
@@ -296,7 +305,11 @@ def _library_deprecations_ignored() -> Iterator[None]:
 
 def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
     loggers: list[Logger] = [MetricsCsv(run_dir / METRICS_FILE, resumed_step=resumed_step)]
-    return loggers if wandb is None else [*loggers, build_wandb(run_dir, **wandb)]
+    if wandb is not None:
+        loggers.append(build_wandb(run_dir, **wandb))
+        if resumed_step and is_main_process():
+            repeat_last(loggers[-1], read_rows(run_dir / METRICS_FILE))
+    return loggers
 
 
 def _model_writer(model: Transformer, tokenizer: Any, info: Mapping[str, Any]) -> WriteModel:

@@ -33,6 +33,7 @@ def is_main_process() -> bool:
 
 METRICS_FILE = "metrics.csv"
 STEP = "step"
+_UNWRITTEN_SECONDS = 30.0  # twice W&B's interval
 _RUN_ID_FILE = "wandb_run_id.txt"
 
 
@@ -208,6 +209,23 @@ def build_wandb(
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def repeat_last(logger: Logger, rows: Sequence[Mapping[str, str]]) -> None:
+    """Gives a resumed W&B run the last rows of `metrics.csv` once more, of which a kill may have lost some.
+
+    W&B writes what it is given every 15 seconds. What it gets twice has the same values under the same step.
+
+    Args:
+        logger: of the resumed run.
+        rows: of the file, up to the step that is resumed from.
+    """
+    clock = [float(row.get("seconds") or "nan") for row in rows]
+    since = max((seconds for seconds in clock if seconds == seconds), default=0.0) - _UNWRITTEN_SECONDS
+    first = next((number for number, seconds in enumerate(clock) if seconds >= since), len(rows))
+    for row in rows[first:]:
+        figures = {name: float(value) for name, value in row.items() if value and name != STEP}
+        logger.log_metrics(figures, step=int(row[STEP]))
 
 
 def close(loggers: Sequence[Logger]) -> None:

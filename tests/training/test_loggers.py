@@ -1,5 +1,7 @@
 """`metrics.csv` continues without gap or repeat; W&B stays quiet, offline and on one run id."""
 
+from typing import ClassVar
+
 import pytest
 
 from llmtrain.training import loggers
@@ -80,20 +82,30 @@ def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeyp
     assert all(name.startswith("offline-run-") and f"-{identifier}" in name for name in folders)
 
 
+def wandb_records(path):
+    """The records of an offline file, which is laid out as LevelDB's log, up to where a kill cut it short."""
+    data, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block that is too short for a header
+            at += 32768 - at % 32768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4) and at <= len(data):  # whole, or the last part
+            yield record
+            record = b""
+
+
 def wandb_history(run_dir):
     """Every (step, figure, value) in the offline files of all sessions."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    found = []
     for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
-        store = DataStore()
-        store.open_for_scan(str(path))
-        while data := store.scan_data():
-            record = Record.FromString(data)
+        for record in map(Record.FromString, wandb_records(path)):
             items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
-            found += [(items["trainer/global_step"], *item) for item in items.items() if "trainer/global_step" in items]
-    return found
+            for name, value in items.items():
+                yield int(items["trainer/global_step"]), name, value
 
 
 @pytest.mark.medium
@@ -112,12 +124,30 @@ def test_a_killed_run_stays_one_run_for_wandb(nursery, tmp_path):
     values = {}
     for step, name, value in wandb_history(tmp_path):
         if name in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "tokens"):
-            values.setdefault((int(step), name), []).append(value)
+            values.setdefault((step, name), []).append(f"{float(value):.9g}")  # as in `metrics.csv`
     assert {step for step, name in values if name == "train/loss"} == set(range(1, 61))
     assert {step for step, name in values if name == "val/loss"} == {15, 30, 45, 60}
-    twice = {key for key, found in values.items() if len(found) == 2}
-    assert {step for step, _ in twice} == {29, 30}
     assert all(len(set(found)) == 1 for found in values.values())
+
+
+def test_a_resumed_run_gives_wandb_the_last_half_minute_again():
+    """A kill takes away what W&B had not written yet; the rows before are not sent twice."""
+    rows = [{"step": str(10 * n), "loss": f"{1 / n}", "seconds": f"{20.0 * n}", "val": ""} for n in range(1, 6)]
+    rows.insert(4, {"step": "45", "loss": "", "seconds": "", "val": "0.5"})  # a validation alone
+
+    class Log:
+        seen: ClassVar[list] = []
+
+        def log_metrics(self, figures, step):
+            self.seen.append((step, figures))
+
+    loggers.repeat_last(Log(), rows)
+    assert Log.seen == [
+        (40, {"loss": 0.25, "seconds": 80.0}),
+        (45, {"val": 0.5}),
+        (50, {"loss": 0.2, "seconds": 100.0}),
+    ]
+    loggers.repeat_last(Log(), [])
 
 
 @pytest.mark.parametrize(("answers", "mode"), [(True, "online"), (False, "offline")])
