@@ -165,27 +165,22 @@ def fit(
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
     """
     machine = hardware.resolve_machine(accelerator, devices, num_nodes, precision)
-    _check_intervals(
-        log_every=log_every, val_every=val_every, checkpoint_every=checkpoint_every, sample_every=sample_every,
-        keep_last=keep_last,
-    )  # fmt: skip
+    intervals = {
+        "log_every": log_every, "val_every": val_every, "checkpoint_every": checkpoint_every, "keep_last": keep_last,
+        "sample_every": sample_every,
+    }  # fmt: skip
+    _check_intervals(**intervals)
     if compile_model:
         hardware.check_compiler()
     facts = {**(fixed or {}), "optim.name": optimizer, "seed": seed}
     settings = {
-        "strategy": strategy,
-        "the number of processes": machine.world_size,
-        "the number of micro-batches per step": accumulation,
-        "the number of steps": total_steps,
-        "optim.lr": lr, "optim.schedule": schedule, "optim.warmup_steps": warmup_steps,
-        "optim.min_lr_ratio": min_lr_ratio, "optim.decay_fraction": decay_fraction, "optim.grad_clip": grad_clip,
-        **{f"optim.{name}": value for name, value in (optimizer_options or {}).items()},
-        **{f"strategy.{name}": value for name, value in (strategy_options or {}).items()},
-        "model.dropout": model.config.dropout,
-        "trainer.precision": machine.precision, "trainer.compile": compile_model,
-        "trainer.gradient_checkpointing": gradient_checkpointing, "trainer.log_every": log_every,
-        "trainer.val_every": val_every, "trainer.checkpoint_every": checkpoint_every, "trainer.keep_last": keep_last,
-        "trainer.sample_every": sample_every,
+        "strategy": strategy, "the number of processes": machine.world_size,
+        "the number of micro-batches per step": accumulation, "the number of steps": total_steps,
+        "model.dropout": model.config.dropout, **_named("strategy", strategy_options),
+        **_named("optim", {"lr": lr, "schedule": schedule, "warmup_steps": warmup_steps, "min_lr_ratio": min_lr_ratio}),
+        **_named("optim", {"decay_fraction": decay_fraction, "grad_clip": grad_clip, **(optimizer_options or {})}),
+        **_named("trainer", {"precision": machine.precision, "compile": compile_model, **intervals}),
+        "trainer.gradient_checkpointing": gradient_checkpointing,
     }  # fmt: skip
     resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
     if is_main_process():
@@ -226,6 +221,11 @@ def fit(
         finally:
             close(loggers)
     return _result(trainer, module, control, figures, checkpoints)
+
+
+def _named(section: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings by the name a user knows them under."""
+    return {f"{section}.{name}": value for name, value in (values or {}).items()}
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -23,7 +24,9 @@ def weights(run_dir):
 )
 def test_interrupted_twice_equals_straight(train, signal_at, micro_batches, tmp_path, strategy, precision):
     """With dropout 0.1 and accumulation 2: the same samples, losses, figures, validation steps and final weights."""
-    straight = train(tmp_path / "straight", strategy=strategy, precision=precision)
+    train_tokens = 500  # 15 windows: twelve steps of four go over the text more than three times
+    train = partial(train, strategy=strategy, precision=precision, train_tokens=train_tokens)
+    straight = train(tmp_path / "straight")
     expected = list(micro_batches)
     micro_batches.clear()
 
@@ -31,7 +34,7 @@ def test_interrupted_twice_equals_straight(train, signal_at, micro_batches, tmp_
     stops = []
     for stop in (3, 8, None):
         signal_at(stop)
-        result = train(interrupted, strategy=strategy, precision=precision, resume="auto")
+        result = train(interrupted, resume="auto")
         stops.append((result.resumed_from, result.steps, result.stopped_by))
     assert stops == [(0, 4, "SIGTERM"), (4, 9, "SIGTERM"), (9, 12, None)]
     assert micro_batches == expected
@@ -83,6 +86,18 @@ def test_an_older_checkpoint_sets_the_later_ones_aside(train, tmp_path):
         "step-000009.superseded",
     }
     assert [int(row["step"]) for row in metrics(tmp_path)] == list(range(1, 7))
+
+
+def test_samples_that_come_again_stand_once(train, tmp_path):
+    from llmtrain.generation import SamplingParams
+
+    settings = {"steps": 9, "sample_every": 2, "sample_prompts": ["ab"], "keep_last": None}
+    settings["sampling"] = SamplingParams(max_new_tokens=5, seed=1)
+    train(tmp_path, **settings)
+    straight = (tmp_path / "samples.md").read_text(encoding="utf-8")
+    assert straight.count("## step") == 4
+    train(tmp_path, resume=tmp_path / "checkpoints" / "step-000003", **settings)
+    assert (tmp_path / "samples.md").read_text(encoding="utf-8") == straight
 
 
 def test_a_finished_run_has_nothing_left_to_do(train, tmp_path):

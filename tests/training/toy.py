@@ -77,8 +77,8 @@ def toy_fit(
     run_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = byte_tokenizer()
     data = PretrainDataModule(
-        [(RandomTokens(train_tokens, 1 + number), weight) for number, weight in enumerate(weights)],
-        RandomTokens(val_tokens, 99),
+        [(RandomTokens(train_tokens, 1 + 2 * number), weight) for number, weight in enumerate(weights)],
+        RandomTokens(val_tokens, 2),
         eos_id=tokenizer.eos_id,
         sequence_length=SEQUENCE_LENGTH,
         micro_batch_size=rows,
