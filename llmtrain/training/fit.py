@@ -183,8 +183,6 @@ def fit(
         "trainer.gradient_checkpointing": gradient_checkpointing,
     }  # fmt: skip
     resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
-    if is_main_process():
-        checkpointing.tidy(run_dir)
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
     data.start_step = resumed.step if resumed else 0  # type: ignore[attr-defined]
@@ -328,18 +326,21 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
         ValueError: the checkpoint does not fit, or a fresh start would mix with another run's files.
     """
     checkpoint = checkpointing.find_checkpoint(resume, run_dir)
+    resumed = None
     if checkpoint is not None:
         state = checkpoint.state()
         checkpointing.check_resumable(checkpoint, state, now)
         log.info("resuming at step %d from %s", state.step, checkpoint.path)
-        return Resumed(checkpoint, state)
-    if resume is not None:
+        resumed = Resumed(checkpoint, state)
+    elif resume is not None:
         log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
     elif is_main_process() and ((run_dir / METRICS_FILE).exists() or checkpointing.list_checkpoints(run_dir)):
         raise ValueError(
             f"{run_dir} holds another run; resume=auto continues it, name=… or paths.run_dir=… starts one elsewhere."
         )
-    return None
+    if is_main_process():
+        checkpointing.tidy(run_dir)
+    return resumed
 
 
 def _already_done(run_dir: Path, model_name: str, resumed: Resumed) -> FitResult:
