@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +113,15 @@ def straight(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     ("before", "after", "optimizer"),
     [
         ("zero2", "single", "muon"),
-        ("zero2", "zero2 on 4", "muon"),
+        pytest.param("zero2", "zero2 on 4", "muon", marks=pytest.mark.slow),
         ("zero2", "zero3 on 4", "adamw"),
         ("single", "zero2", "muon"),
         ("zero1", "zero3", "adamw"),
-        ("zero3", "zero1", "adamw"),
-        ("zero3 on 4", "zero3 offloaded", "adamw"),
-        ("zero3 offloaded", "single", "adamw"),
-        ("zero2 offloaded, bf16", "zero1 bf16", "adamw"),
         ("zero1 bf16", "single", "adamw"),
+        pytest.param("zero3", "zero1", "adamw", marks=pytest.mark.slow),
+        pytest.param("zero3 on 4", "zero3 offloaded", "adamw", marks=pytest.mark.slow),
+        pytest.param("zero3 offloaded", "single", "adamw", marks=pytest.mark.slow),
+        pytest.param("zero2 offloaded, bf16", "zero1 bf16", "adamw", marks=pytest.mark.slow),
     ],
 )
 def test_any_setting_goes_on_from_any(
@@ -164,11 +163,3 @@ def test_a_damaged_training_state_stops_all_processes_with_the_same_sentence(nur
     part.write_bytes(part.read_bytes()[:-1000])
     result = nursery.run(tmp_path, processes=2, strategy="deepspeed_1", steps=6, resume="auto")
     assert "state-00002-of-00002.safetensors cannot be read" in result["error"]
-
-
-def test_the_run_folder_is_the_same_whoever_wrote_it(nursery: Any, straight: Any) -> None:
-    """Nothing but the number of files tells a checkpoint of four processes from that of one."""
-    one, four = (straight(name, "adamw") / "checkpoints" / "step-000006" for name in ("single", "zero3 on 4"))
-    assert {path.name for path in one.iterdir()} == {path.name for path in four.iterdir()}
-    assert tensors(one / "resume").keys() == tensors(four / "resume").keys()
-    shutil.rmtree(one.parent / "step-000003", ignore_errors=True)

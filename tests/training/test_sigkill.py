@@ -46,9 +46,8 @@ def check_equals(run_dir: Path, straight: Path) -> None:
     assert_equal(
         tensors(run_dir / "checkpoints/step-000008/resume"), tensors(straight / "checkpoints/step-000008/resume")
     )
-    assert "step-000008" in {path.name for path in (run_dir / "checkpoints").iterdir()}
-    left = [path for folder in (run_dir, run_dir / "checkpoints") for path in folder.glob(".*")]
-    assert left == []
+    assert list(run_dir.glob(".*")) == []
+    assert {each.path for each in list_checkpoints(run_dir)} == set((run_dir / "checkpoints").iterdir())
 
 
 def test_a_kill_before_every_change_of_the_run_folder(nursery: Any, straight: Path, tmp_path: Path) -> None:
