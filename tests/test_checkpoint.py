@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -217,6 +218,35 @@ def test_foreign_folders_are_never_replaced(tmp_path):
     assert (tmp_path / "notes/precious.txt").read_text() == "mine"
     (tmp_path / "empty").mkdir()
     save(tmp_path / "empty")
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path):
+    """Of another machine's processes nobody knows: what they have not touched for an hour is given up."""
+    host, dead = socket.gethostname(), 2**22 + 1  # beyond the largest process id
+    names = {
+        f".a.writing-{host}-{dead}": False,
+        f".a.removing-{host}-{os.getpid()}": False,
+        f".a.writing-{host}-{os.getppid()}": True,
+        f".a.writing-elsewhere-{dead}": True,
+        f".b.writing-elsewhere-{dead}": False,
+        ".mine": True,
+        "a": True,
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for path in (tmp_path / f".b.writing-elsewhere-{dead}", tmp_path / f".b.writing-elsewhere-{dead}" / "file"):
+        os.utime(path, (1e9, 1e9))
+    atomic.remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name for name, stays in names.items() if stays}
+
+
+def test_a_folder_that_was_moved_away_for_a_new_one_comes_back(tmp_path):
+    """Where names cannot be exchanged, a kill may fall between the two renames."""
+    old = tmp_path / f".model.old-{socket.gethostname()}-{2**22 + 1}"
+    old.mkdir()
+    atomic.remove_leftovers(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_without_an_atomic_exchange_the_folder_is_replaced_too(tmp_path, monkeypatch):

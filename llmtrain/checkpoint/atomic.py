@@ -6,8 +6,10 @@ Knows files, folders and free space; deliberately knows nothing of models, tenso
 import ctypes
 import errno
 import os
+import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,10 @@ from llmtrain.checkpoint.errors import ModelFolderError
 
 # What a file system needs besides the bytes themselves: tables, journals, the small text files of a folder.
 _FREE_SPACE_MARGIN = 16 * 2**20
+# A process on another machine cannot be asked whether it lives: what it has not touched for so long is given up.
+_ABANDONED_AFTER = 3600.0  # seconds
+_UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<doing>writing|old|removing)-(?P<host>.+)-(?P<process>\d+)")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -38,22 +44,31 @@ def whole_folder(folder: str | Path, *, marker: str, needed_bytes: int = 0) -> I
     final = Path(os.path.realpath(folder))
     _refuse_foreign(final, marker)
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final)
+    remove_leftovers(final.parent, of=final.name)
     check_free_space(final.parent, needed_bytes)
-    beside = final.with_name(f".{final.name}.writing-{socket.gethostname()}-{os.getpid()}")
+    beside = _aside(final, "writing")
     beside.mkdir()
     try:
         yield beside
         _flush(beside)
         _put_in_place(beside, final)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        if not _ran_full(error):
             raise
         raise ModelFolderError(
             f"The disk ran full while writing {final}; the former state is untouched: free some space and run again."
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def _ran_full(error: Exception) -> bool:
+    """Whether the disk was full. Libraries written in Rust raise errors of their own that quote the system's number."""
+    if isinstance(error, ModelFolderError) and isinstance(error.__cause__, Exception):
+        return _ran_full(error.__cause__)  # of a folder inside this one: the outer name says more
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    return any(f"(os error {number})" in str(error) for number in _DISK_FULL)
 
 
 def check_free_space(folder: Path, needed_bytes: int) -> None:
@@ -78,13 +93,43 @@ def _refuse_foreign(final: Path, marker: str) -> None:
         )
 
 
-def _remove_leftovers(final: Path) -> None:
-    """Remove what writers on this machine left beside `final` when they were killed; live ones are left alone."""
-    prefix = f".{final.name}.writing-{socket.gethostname()}-"
-    for left in final.parent.glob(f"{prefix}*"):
-        process = left.name.removeprefix(prefix)
-        if process.isdigit() and (int(process) == os.getpid() or not _is_alive(int(process))):
+def remove_folder(folder: Path) -> None:
+    """Removes a folder so that its name is gone at once: a kill half-way leaves nothing under it."""
+    aside = _aside(folder, "removing")
+    folder.rename(aside)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, *, of: str | None = None) -> None:
+    """Removes what killed processes left half-written or half-removed in a folder; that of live ones is left alone.
+
+    Args:
+        folder: Where to look; it need not exist.
+        of: Only what was to become, or had been, the folder of this name.
+    """
+    if not folder.is_dir():
+        return
+    for left in sorted(folder.iterdir()):
+        match = _UNFINISHED.fullmatch(left.name)
+        if not match or of not in (None, match["name"]) or not _is_abandoned(left, match["host"], match["process"]):
+            continue
+        final = folder / match["name"]
+        if match["doing"] == "old" and not final.exists():
+            left.rename(final)  # killed in the instant between two renames
+        else:
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _aside(final: Path, doing: str) -> Path:
+    """A name beside the final one that says who is doing what with it."""
+    return final.with_name(f".{final.name}.{doing}-{socket.gethostname()}-{os.getpid()}")
+
+
+def _is_abandoned(left: Path, host: str, process: str) -> bool:
+    if host == socket.gethostname():
+        return int(process) == os.getpid() or not _is_alive(int(process))
+    times = [path.lstat().st_mtime for path in [left, *left.rglob("*")]]
+    return time.time() - max(times) > _ABANDONED_AFTER
 
 
 def _is_alive(process: int) -> bool:
@@ -112,7 +157,7 @@ def _put_in_place(beside: Path, final: Path) -> None:
         beside.rename(final)
     elif not _exchange(beside, final):
         # Without an atomic exchange (some network file systems, not Linux) the name is missing for an instant.
-        old = beside.with_name(beside.name.replace(".writing-", ".old-"))
+        old = _aside(final, "old")
         final.rename(old)
         beside.rename(final)
         shutil.rmtree(old, ignore_errors=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -163,6 +164,16 @@ class Samples(Callback):
         self._tokenizer = tokenizer
         self._prompts = list(prompts)
         self._sampling = sampling
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Drops the samples of steps that come again."""
+        if not trainer.is_global_zero or not self._path.exists():
+            return
+        parts = re.split(r"(?m)^(?=## step \d+$)", self._path.read_text(encoding="utf-8"))
+        kept = [part for part in parts if part and int(part.split(maxsplit=3)[2]) <= trainer.global_step]
+        beside = self._path.with_name(f".{self._path.name}.writing")
+        beside.write_text("".join(kept), encoding="utf-8")
+        beside.replace(self._path)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,12 +1,13 @@
 """Checkpoints to resume from, and the run's own model folder.
 
     <run>/checkpoints/step-000100/model/            a whole model folder (or adapter folder)
-    <run>/checkpoints/step-000100/resume/           the strategy's files: optimiser moments, master weights
+    <run>/checkpoints/step-000100/resume/           fp32 weights and optimiser moments, by parameter (`state.py`)
     <run>/checkpoints/step-000100/checkpoint.json   the marker, written last: counters and what must not change
     <run>/model/                                    the best by validation, or the last
 
 Everything is written beside its final name and renamed, so a kill at any moment leaves the former state whole. This
-file knows folders and markers; how weights are gathered and moments are stored is the strategy's business.
+file knows folders and markers, and what may change between two sessions of a run; how tensors are stored is the
+business of `state.py`, and where they lie in memory the strategy's.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
-from llmtrain.checkpoint.atomic import whole_folder
+from llmtrain.checkpoint.atomic import remove_folder, remove_leftovers, whole_folder
+from llmtrain.training import state as training_state
+from llmtrain.training.state import failing_together
 
 log = logging.getLogger(__name__)
 
 MARKER = "checkpoint.json"
 FOLDER = "checkpoints"
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"step-(\d{6,})$")
-_SINGLE_FILE = "state.pt"
 
 
 @dataclass
@@ -43,6 +45,7 @@ class RunState:
         tokens: trained tokens seen, over all ranks.
         train_seconds: time of training alone, over all sessions.
         best: step, val_loss and val_bpb of the best validation so far, if there was one.
+        owes_validation: a signal stopped the run at a step that was due to be validated.
         fixed: facts that may not change on resume, by the name a user knows them under.
         free: settings that may change; a change is reported.
     """
@@ -51,6 +54,7 @@ class RunState:
     tokens: int
     train_seconds: float
     best: dict[str, Any] | None = None
+    owes_validation: bool = False
     fixed: dict[str, Any] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
@@ -132,20 +136,26 @@ def find_checkpoint(resume: str | Path | None, run_dir: Path) -> Checkpoint | No
 
 
 def check_resumable(checkpoint: Checkpoint, saved: RunState, now: RunState) -> None:
-    """Compares a checkpoint's run with the one that wants to continue it.
+    """Compares a checkpoint's run with the one that wants to continue it, and says everything that has changed.
 
     Raises:
-        ValueError: names the first fact that differs and may not.
+        ValueError: facts differ that may not; names all of them, then the changes that would be allowed.
     """
-    for name, value in now.fixed.items():
-        if name in saved.fixed and saved.fixed[name] != _plain(value):
-            raise ValueError(
-                f"cannot resume from {checkpoint.path}: {name} was {saved.fixed[name]} and is {value}; "
-                "restore it, or start a new run with init=<its model folder>."
-            )
-    for name, value in now.free.items():
-        if name in saved.free and saved.free[name] != _plain(value):
-            log.warning("Resuming with a changed setting: %s was %s and is %s.", name, saved.free[name], value)
+    refused, allowed = _changes(saved.fixed, now.fixed), _changes(saved.free, now.free)
+    if refused:
+        also = f" (also changed, which is allowed: {'; '.join(allowed)})" if allowed else ""
+        raise ValueError(
+            f"cannot resume from {checkpoint.path}: {'; '.join(refused)}; "
+            f"restore {'it' if len(refused) == 1 else 'them'}, or start a new run with init=<its model folder>{also}."
+        )
+    if allowed:
+        log.warning("Resuming with changed settings: %s.", "; ".join(allowed))
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs among the facts that both know."""
+    plain = {name: _plain(value) for name, value in now.items() if name in before}
+    return [f"{name} was {before[name]} and is {value}" for name, value in plain.items() if before[name] != value]
 
 
 def prune(run_dir: Path, *, keep_last: int | None, keep: Checkpoint | None = None) -> None:
@@ -154,11 +164,14 @@ def prune(run_dir: Path, *, keep_last: int | None, keep: Checkpoint | None = Non
         return
     checkpoints = list_checkpoints(run_dir)
     for checkpoint in checkpoints[: max(0, len(checkpoints) - keep_last)]:
-        if keep is not None and checkpoint.path.resolve() == keep.path.resolve():
-            continue
-        # Without its marker a folder no longer counts, so a kill half-way leaves nothing that looks whole.
-        (checkpoint.path / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(checkpoint.path, ignore_errors=True)
+        if keep is None or checkpoint.path.resolve() != keep.path.resolve():
+            remove_folder(checkpoint.path)
+
+
+def tidy(run_dir: Path) -> None:
+    """Removes what killed sessions left half-written or half-removed in the run folder."""
+    for folder in (run_dir, run_dir / FOLDER):
+        remove_leftovers(folder)
 
 
 def set_aside_later(run_dir: Path, step: int) -> None:
@@ -172,7 +185,7 @@ def set_aside_later(run_dir: Path, step: int) -> None:
 
 
 def write_checkpoint(
-    trainer: pl.Trainer, run_dir: Path, state: RunState, write_model: Any, *, needed_bytes: int
+    trainer: pl.Trainer, run_dir: Path, state: RunState, write_model: Callable[[Path], Any]
 ) -> Checkpoint:
     """Saves the run at its present step. A collective: every rank calls it.
 
@@ -181,55 +194,42 @@ def write_checkpoint(
         run_dir: the run folder, shared by the ranks.
         state: what goes into the marker.
         write_model: called on every rank with the checkpoint folder; collective, rank 0 writes the model into it.
-        needed_bytes: estimated size, checked against the free space first.
+
+    Raises:
+        ValueError: the disk is full; the former checkpoints are untouched.
     """
     final = run_dir / FOLDER / f"step-{state.step:06d}"
     strategy = trainer.strategy
-    with ExitStack() as stack:
+    shard = strategy.shard(trainer.lightning_module.model)  # type: ignore[attr-defined]
+    plan = training_state.plan(shard)
+    with failing_together(), ExitStack() as stack:
         place = ""
-        if trainer.is_global_zero:
-            place = str(stack.enter_context(whole_folder(final, marker=MARKER, needed_bytes=needed_bytes)))
+        with failing_together():
+            if trainer.is_global_zero:
+                # And the model in fp32; of one with an adapter only the adapter is written, which is what is trained.
+                needed = training_state.stored_bytes(plan) + training_state.weight_bytes(plan)
+                place = str(stack.enter_context(whole_folder(final, marker=MARKER, needed_bytes=needed)))
         beside = Path(strategy.broadcast(place))
-        save_training_state(trainer, beside / "resume", state)
-        write_model(beside)
-        strategy.barrier("checkpoint")
+        with failing_together():
+            training_state.save(shard, plan, beside / "resume")
+        with failing_together():
+            write_model(beside)
         if trainer.is_global_zero:
             text = json.dumps(asdict(state), ensure_ascii=False, indent=1, default=str)
             (beside / MARKER).write_text(text + "\n", encoding="utf-8")
-    strategy.barrier("checkpoint is in place")
     return Checkpoint(final, state.step)
 
 
-def save_training_state(trainer: pl.Trainer, folder: Path, state: RunState) -> None:
-    """Writes weights and optimiser moments in the strategy's own format. A collective."""
-    strategy, module = trainer.strategy, trainer.lightning_module
-    if not strategy.lightning_restore_optimizer:  # DeepSpeed stores both itself
-        strategy.save_checkpoint({"step": state.step, "tokens": state.tokens}, folder)
-        return
-    folder.mkdir(parents=True)
-    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    weights = {name: value for name, value in module.state_dict().items() if name in trainable}
-    moments = strategy.optimizer_state(strategy.optimizers[0])
-    torch.save({"weights": weights, "optimizer": moments, "step": state.step}, folder / _SINGLE_FILE)
+def load_training_state(trainer: pl.Trainer, checkpoint: Checkpoint) -> None:
+    """Puts a checkpoint's weights and optimiser moments into the set-up strategy. A collective.
 
-
-def load_training_state(trainer: pl.Trainer, folder: Path) -> None:
-    """Reads what `save_training_state` wrote, into the set-up strategy. A collective."""
-    strategy, module = trainer.strategy, trainer.lightning_module
-    single = folder / _SINGLE_FILE
-    if not strategy.lightning_restore_optimizer:
-        if single.exists():
-            raise ValueError(f"{folder} was written with strategy=single; resume with that strategy.")
-        strategy.load_checkpoint(folder)
-        return
-    if not single.exists():
-        raise ValueError(f"{folder} was written by DeepSpeed; resume with the strategy that wrote it.")
-    saved = torch.load(single, map_location="cpu", weights_only=True)
-    missing, unexpected = module.load_state_dict(saved["weights"], strict=False)
-    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    if unexpected or trainable & set(missing):
-        raise ValueError(f"{folder} belongs to another model: {sorted([*unexpected, *missing])[0]} differs.")
-    strategy.optimizers[0].load_state_dict(saved["optimizer"])
+    Raises:
+        ValueError: its files are damaged, or of another model.
+    """
+    strategy: Any = trainer.strategy
+    with failing_together():
+        training_state.load(strategy.shard(trainer.lightning_module.model), checkpoint.path / "resume")
+    strategy.publish_weights()
 
 
 def _plain(value: Any) -> Any:

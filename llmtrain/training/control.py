@@ -50,10 +50,13 @@ class RunControl:
         """Logged figures: every `log_every` steps, the first and the last."""
         return is_due(step, self.log_every) or step in (1, self.total_steps)
 
+    def validation_due(self, step: int) -> bool:
+        """Validation: every `val_every` steps and at the end."""
+        return self.validates and (is_due(step, self.val_every) or step == self.total_steps)
+
     def validates_at(self, step: int) -> bool:
-        """Validation: every `val_every` steps and at the end, but not while stopping on a signal."""
-        wanted = is_due(step, self.val_every) or step == self.total_steps
-        return self.validates and wanted and self.stop_signal is None
+        """Validation that is due, unless a signal stops the run: then the resumed run begins with it."""
+        return self.validation_due(step) and self.stop_signal is None
 
     def saves_at(self, step: int) -> bool:
         """Checkpoints: every `checkpoint_every` steps, at the end, and when stopping on a signal."""

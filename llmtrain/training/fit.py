@@ -27,7 +27,16 @@ from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.geometry import check_intervals
 from llmtrain.training.hardware import Machine
-from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
+from llmtrain.training.loggers import (
+    METRICS_FILE,
+    MetricsCsv,
+    build_wandb,
+    close,
+    is_main_process,
+    read_rows,
+    repeat_last,
+    run_id,
+)
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.saving import Checkpoints, WriteModel
@@ -157,22 +166,23 @@ def fit(
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
     """
     machine = hardware.resolve_machine(accelerator, devices, num_nodes, precision)
-    check_intervals(
-        log_every=log_every, val_every=val_every, checkpoint_every=checkpoint_every, sample_every=sample_every,
-        keep_last=keep_last,
-    )  # fmt: skip
+    intervals = {
+        "log_every": log_every, "val_every": val_every, "checkpoint_every": checkpoint_every, "keep_last": keep_last,
+        "sample_every": sample_every,
+    }  # fmt: skip
+    check_intervals(**intervals)
     if compile_model:
         hardware.check_compiler()
-    facts = {
-        **(fixed or {}),
-        "strategy": strategy,
-        "the number of processes": machine.world_size,
-        "the number of micro-batches per step": accumulation,
-        "trainer.precision": machine.precision,
-        "optim.name": optimizer,
-        "seed": seed,
-    }
-    settings = {"optim.lr": lr, "optim.schedule": schedule, "the number of steps": total_steps}
+    facts = {**(fixed or {}), "optim.name": optimizer, "seed": seed}
+    settings = {
+        "strategy": strategy, "the number of processes": machine.world_size,
+        "the number of micro-batches per step": accumulation, "the number of steps": total_steps,
+        "model.dropout": model.config.dropout, **_named("strategy", strategy_options),
+        **_named("optim", {"lr": lr, "schedule": schedule, "warmup_steps": warmup_steps, "min_lr_ratio": min_lr_ratio}),
+        **_named("optim", {"decay_fraction": decay_fraction, "grad_clip": grad_clip, **(optimizer_options or {})}),
+        **_named("trainer", {"precision": machine.precision, "compile": compile_model, **intervals}),
+        "trainer.gradient_checkpointing": gradient_checkpointing,
+    }  # fmt: skip
     resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
@@ -210,6 +220,11 @@ def fit(
         finally:
             close(loggers)
     return _result(trainer, module, control, figures, checkpoints)
+
+
+def _named(section: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Settings by the name a user knows them under."""
+    return {f"{section}.{name}": value for name, value in (values or {}).items()}
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
@@ -289,7 +304,11 @@ def _library_deprecations_ignored() -> Iterator[None]:
 
 def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
     loggers: list[Logger] = [MetricsCsv(run_dir / METRICS_FILE, resumed_step=resumed_step)]
-    return loggers if wandb is None else [*loggers, build_wandb(run_dir, **wandb)]
+    if wandb is not None:
+        loggers.append(build_wandb(run_dir, **wandb))
+        if resumed_step and is_main_process():
+            repeat_last(loggers[-1], read_rows(run_dir / METRICS_FILE))
+    return loggers
 
 
 def _model_writer(model: Transformer, tokenizer: Any, info: Mapping[str, Any]) -> WriteModel:
@@ -308,18 +327,21 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
         ValueError: the checkpoint does not fit, or a fresh start would mix with another run's files.
     """
     checkpoint = checkpointing.find_checkpoint(resume, run_dir)
+    resumed = None
     if checkpoint is not None:
         state = checkpoint.state()
         checkpointing.check_resumable(checkpoint, state, now)
         log.info("resuming at step %d from %s", state.step, checkpoint.path)
-        return Resumed(checkpoint, state)
-    if resume is not None:
+        resumed = Resumed(checkpoint, state)
+    elif resume is not None:
         log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
     elif is_main_process() and ((run_dir / METRICS_FILE).exists() or checkpointing.list_checkpoints(run_dir)):
         raise ValueError(
             f"{run_dir} holds another run; resume=auto continues it, name=… or paths.run_dir=… starts one elsewhere."
         )
-    return None
+    if is_main_process():
+        checkpointing.tidy(run_dir)
+    return resumed
 
 
 def _already_done(run_dir: Path, model_name: str, resumed: Resumed) -> FitResult:

@@ -33,6 +33,7 @@ def is_main_process() -> bool:
 
 METRICS_FILE = "metrics.csv"
 STEP = "step"
+_UNWRITTEN_SECONDS = 30.0  # twice W&B's interval
 _RUN_ID_FILE = "wandb_run_id.txt"
 
 
@@ -53,6 +54,7 @@ class MetricsCsv(Logger):
         self.path = Path(path)
         self._columns: list[str] = [STEP]
         self._row: dict[str, Any] = {}
+        self._written: int | None = None  # step of the last row in the file
         if is_main_process():
             self._truncate(resumed_step)
 
@@ -88,12 +90,19 @@ class MetricsCsv(Logger):
         """Writes the current row."""
         if not self._row:
             return
-        new = [name for name in self._row if name not in self._columns]
-        if new:
+        row = {name: _text(value) for name, value in self._row.items()}
+        new = [name for name in row if name not in self._columns]
+        again = self._row[STEP] == self._written  # a validation that a resumed run makes up for
+        if new or again:
             self._columns += new
-            self._write_all(read_rows(self.path))
-        with self.path.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow({k: _text(v) for k, v in self._row.items()})
+            rows = read_rows(self.path)
+            if again:
+                rows[-1] |= row
+            self._write_all(rows)
+        if not again:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        self._written = self._row[STEP]
         self._row = {}
 
     @rank_zero_only
@@ -109,6 +118,7 @@ class MetricsCsv(Logger):
             self.path.unlink()
             return
         self._columns = list(rows[0])
+        self._written = int(rows[-1][STEP])
         self._write_all(rows)
 
     def _write_all(self, rows: list[dict[str, str]]) -> None:
@@ -199,6 +209,23 @@ def build_wandb(
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=run)
+
+
+def repeat_last(logger: Logger, rows: Sequence[Mapping[str, str]]) -> None:
+    """Gives a resumed W&B run the last rows of `metrics.csv` once more, of which a kill may have lost some.
+
+    W&B writes what it is given every 15 seconds. What it gets twice has the same values under the same step.
+
+    Args:
+        logger: of the resumed run.
+        rows: of the file, up to the step that is resumed from.
+    """
+    clock = [float(row.get("seconds") or "nan") for row in rows]
+    since = max((seconds for seconds in clock if seconds == seconds), default=0.0) - _UNWRITTEN_SECONDS
+    first = next((number for number, seconds in enumerate(clock) if seconds >= since), len(rows))
+    for row in rows[first:]:
+        figures = {name: float(value) for name, value in row.items() if value and name != STEP}
+        logger.log_metrics(figures, step=int(row[STEP]))
 
 
 def close(loggers: Sequence[Logger]) -> None:

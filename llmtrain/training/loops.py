@@ -36,6 +36,13 @@ def stop_after_this_step(trainer: pl.Trainer, *, validate: bool) -> None:
         trainer.fit_loop.epoch_loop._skip_next_val = True
 
 
+def validate_now(trainer: pl.Trainer) -> None:
+    """Validates before the first step of a session. Call in `on_train_start`; a collective."""
+    trainer.validating = True
+    trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
 def silence_signal_broadcast(trainer: pl.Trainer) -> None:
     """Removes the collective by which Lightning asks for SIGTERM before every micro-batch, and reads back at once.
 

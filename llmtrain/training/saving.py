@@ -20,10 +20,12 @@ from llmtrain.training import checkpointing, loops
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.module import LanguageModule
+from llmtrain.training.state import failing_together
 
 log = logging.getLogger(__name__)
 
-WriteModel = Callable[[Path, Mapping[str, torch.Tensor], Mapping[str, Any]], None]
+Weights = Mapping[str, torch.Tensor]
+WriteModel = Callable[[Path, Weights, Mapping[str, Any]], None]
 """(folder, fp32 weights of the plain model, what llmtrain.json remembers) → writes a model or adapter folder."""
 
 
@@ -77,7 +79,7 @@ class Checkpoints(Callback):
         if self._resumed is None:
             return
         step = self._resumed.step
-        checkpointing.load_training_state(trainer, self._resumed.checkpoint.path / "resume")
+        checkpointing.load_training_state(trainer, self._resumed.checkpoint)
         loops.restore_counters(trainer, step=step, accumulation=self._control.accumulation)
         if trainer.is_global_zero:
             checkpointing.set_aside_later(self._run_dir, step)
@@ -94,6 +96,11 @@ class Checkpoints(Callback):
             return False
         return read_info(self.model_dir).get("step") == self.best["step"]
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Makes up for a validation that a signal prevented, so that the figures are those of an unbroken run."""
+        if self._resumed is not None and self._resumed.state.owes_validation and self._control.validates:
+            loops.validate_now(trainer)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -101,17 +108,20 @@ class Checkpoints(Callback):
         assert isinstance(pl_module, LanguageModule)
         step = trainer.global_step
         if self._control.ends_step(batch_idx) and not self._control.validates_at(step):
-            self._save_if_due(trainer, pl_module, step, tokens=pl_module.finished_tokens())
+            owed = self._control.validation_due(step)
+            self._save_if_due(trainer, pl_module, step, tokens=pl_module.finished_tokens(), owes_validation=owed)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keeps the model if it is the best so far, then saves if a checkpoint is due at this step too."""
         assert isinstance(pl_module, LanguageModule)
         result = pl_module.last_validation
         step, tokens = trainer.global_step, pl_module.tokens_seen
-        if self.best is None or result["val/loss"] < self.best["val_loss"]:
+        better = self.best is None or result["val/loss"] < self.best["val_loss"]
+        weights = None
+        if better:
             self.best = {"step": step, "val_loss": result["val/loss"], "val_bpb": result.get("val/bpb")}
-            self._write(trainer, pl_module, self.model_dir, step, tokens)
-        self._save_if_due(trainer, pl_module, step, tokens=tokens)
+            weights = self._write(trainer, pl_module, self.model_dir, step, tokens)
+        self._save_if_due(trainer, pl_module, step, tokens=tokens, weights=weights)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Without validation the last model is the run's model."""
@@ -119,7 +129,16 @@ class Checkpoints(Callback):
         if self.best is None:
             self._write(trainer, pl_module, self.model_dir, trainer.global_step, pl_module.tokens_seen)
 
-    def _save_if_due(self, trainer: pl.Trainer, module: pl.LightningModule, step: int, *, tokens: int) -> None:
+    def _save_if_due(
+        self,
+        trainer: pl.Trainer,
+        module: LanguageModule,
+        step: int,
+        *,
+        tokens: int,
+        weights: Weights | None = None,
+        owes_validation: bool = False,
+    ) -> None:
         if not self._control.saves_at(step):
             return
         with self._control.stopwatch.paused():
@@ -130,6 +149,7 @@ class Checkpoints(Callback):
                 tokens=tokens,
                 train_seconds=self._control.train_seconds,
                 best=self.best,
+                owes_validation=owes_validation,
                 fixed=self._fixed,
                 free=self._free,
             )
@@ -137,29 +157,43 @@ class Checkpoints(Callback):
                 trainer,
                 self._run_dir,
                 state,
-                lambda folder: self._write(trainer, module, folder / self._model_name, step, tokens),
-                needed_bytes=_estimated_bytes(module),
+                lambda folder: self._write(trainer, module, folder / self._model_name, step, tokens, weights),
             )
             if trainer.is_global_zero:
                 keep = self._resumed.checkpoint if self._resumed is not None else None
                 checkpointing.prune(self._run_dir, keep_last=self._keep_last, keep=keep)
 
-    def _write(self, trainer: pl.Trainer, module: pl.LightningModule, folder: Path, step: int, tokens: int) -> None:
-        """A collective: the weights are gathered by all ranks and written by rank 0."""
+    def _write(
+        self,
+        trainer: pl.Trainer,
+        module: LanguageModule,
+        folder: Path,
+        step: int,
+        tokens: int,
+        weights: Weights | None = None,
+    ) -> Weights:
+        """Writes the model folder on rank 0. A collective.
+
+        Args:
+            trainer, module: the run.
+            folder: where to.
+            step, tokens: what `llmtrain.json` remembers.
+            weights: this step's, if they were gathered before.
+
+        Returns:
+            The weights: on rank 0 all of them, on others none.
+        """
         with self._control.stopwatch.paused():
-            weights = trainer.strategy.fp32_state_dict(module.model)  # type: ignore[attr-defined]
-            if trainer.is_global_zero:
-                validated = self.best if self.best is not None and self.best["step"] == step else {}
-                info = {
-                    "step": step,
-                    "tokens": tokens,
-                    "val_loss": validated.get("val_loss"),
-                    "val_bpb": validated.get("val_bpb"),
-                }
-                self._write_model(folder, weights, info)
-
-
-def _estimated_bytes(module: pl.LightningModule) -> int:
-    """fp32 model, fp32 master weights and two moments."""
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
-    return sum(4 * count + (12 * count if trainable else 0) for count, trainable in sizes)
+            if weights is None:
+                weights = trainer.strategy.fp32_state_dict(module.model) or {}  # type: ignore[attr-defined]
+            with failing_together():
+                if trainer.is_global_zero:
+                    validated = self.best if self.best is not None and self.best["step"] == step else {}
+                    info = {
+                        "step": step,
+                        "tokens": tokens,
+                        "val_loss": validated.get("val_loss"),
+                        "val_bpb": validated.get("val_bpb"),
+                    }
+                    self._write_model(folder, weights, info)
+        return weights

@@ -1,6 +1,6 @@
 """One process without DeepSpeed: fp32 weights, computed in fp32 or under bf16 autocast.
 
-It offers the same two things as the DeepSpeed strategy: the true gradient norm and the fp32 weights.
+It offers what the DeepSpeed strategy offers: the true gradient norm, the fp32 weights and the training state.
 """
 
 from typing import Any
@@ -9,6 +9,8 @@ import torch
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
+
+from llmtrain.training.state import Fragment, Shard
 
 
 class _NormKeeper(Precision):
@@ -64,3 +66,16 @@ class SingleStrategy(SingleDeviceStrategy):
                 copies[id(value)] = kept.float() if kept.is_floating_point() else kept
             state[name] = copies[id(value)]
         return state
+
+    def shard(self, module: nn.Module) -> Shard:
+        """The training state of a module: every trained parameter whole, and updated as it is."""
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        return Shard(
+            shapes={name: tuple(p.shape) for name, p in trained.items()},
+            fragments=[Fragment(name, p, 0, 0, p.numel()) for name, p in trained.items()],
+            optimizer_state=self.optimizers[0].state,
+            device=self.root_device,
+        )
+
+    def publish_weights(self) -> None:
+        """Nothing: the fp32 weights are those that are computed with."""

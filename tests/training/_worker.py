@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from llmtrain.model import ModelConfig, Transformer, build_model
+from llmtrain.training import state
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.optim import build_optimizer
 
@@ -93,13 +94,20 @@ class Module(pl.LightningModule):
         self.state = strategy.fp32_state_dict(self.model)
         assert (self.state is not None) == self.trainer.is_global_zero
         if self.save_to is not None:
-            strategy.save_checkpoint({"step": self.trainer.global_step, "note": {"text": "三国"}}, self.save_to)
+            save(strategy, self.model, self.save_to)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return make_optimizer(self.model, self.case["optimizer"])
 
 
+def save(strategy: Any, model: nn.Module, folder: Path) -> None:
+    shard = strategy.shard(model)
+    state.save(shard, state.plan(shard), folder)
+
+
 class Restore(pl.Callback):
+    """Loads a training state, and saves it again at once beside where it came from."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -107,7 +115,9 @@ class Restore(pl.Callback):
         groups = trainer.optimizers[0].param_groups
         usual = groups[0]["weight_decay"]
         groups[0]["weight_decay"] = 0.123
-        self.state = trainer.strategy.load_checkpoint(self.folder)
+        state.load(trainer.strategy.shard(module.model), self.folder)
+        trainer.strategy.publish_weights()
+        save(trainer.strategy, module.model, self.folder.with_name(f"{self.folder.name}-again"))
         assert trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.123, "a changed setting was lost"
         trainer.optimizers[0].param_groups[0]["weight_decay"] = usual
 
@@ -160,16 +170,13 @@ def train(
 def run(case: dict[str, Any], processes: int, accelerator: str, folder: Path) -> dict[str, Any]:
     """One case; with `resume` it is interrupted after that many steps and goes on in a new trainer."""
     start, restore = case.get("resume", 0), None
-    losses, norms, result = [], [], {}
+    losses, norms = [], []
     if start:
         first = train(case, processes, accelerator, steps=start, save_to=folder / case["name"])
         losses, norms = first.losses, first.norms
         restore = Restore(folder / case["name"])
     module = train(case, processes, accelerator, start=start, restore=restore)
-    if restore:
-        result["client_state"] = {key: restore.state[key] for key in ("step", "note")}
     return {
-        **result,
         "losses": losses + module.losses,
         "norms": norms + module.norms,
         "state": module.state,

@@ -1,34 +1,30 @@
-"""A run at toy size: model T on random tokens, through the same `fit` as `make pretrain`."""
+"""Runs at toy size, in this process or in forked ones, and what to look at afterwards."""
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.training.toy import SEQUENCE_LENGTH, RandomTokens, toy_fit
 
 if TYPE_CHECKING:
     from llmtrain.training.fit import FitResult
 
-SEQUENCE_LENGTH = 32
+__all__ = ["SEQUENCE_LENGTH", "RandomTokens"]
 
-
-@dataclass(frozen=True)
-class RandomTokens:
-    """A token stream of 16 different ids, so that a few steps learn something."""
-
-    num_tokens: int
-    seed: int
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        tokens = np.random.default_rng(self.seed).integers(6, 22, self.num_tokens)
-        return tokens[start : start + count].astype(np.int64)
+REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -38,57 +34,65 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def train(tiny_config: Callable[..., Any], byte_tok: Any) -> Callable[..., FitResult]:
-    """`train(run_dir, steps=12, …)`: one run; further arguments are those of `fit`."""
+def train() -> Callable[..., FitResult]:
+    """`train(run_dir, steps=12, …)`: one run in this process, see `toy_fit`."""
+    return toy_fit
 
-    def run(
-        run_dir: Path,
-        *,
-        steps: int = 12,
-        rows: int = 2,
-        accumulation: int = 2,
-        dropout: float = 0.1,
-        val_tokens: int = 700,
-        seen: list[list[int]] | None = None,
-        **options: Any,
-    ) -> FitResult:
-        from llmtrain.data.modules import PretrainDataModule
-        from llmtrain.model import build_model
-        from llmtrain.training.fit import fit
 
-        run_dir.mkdir(parents=True, exist_ok=True)
-        data = PretrainDataModule(
-            [(RandomTokens(5000, 1), 1.0)],
-            RandomTokens(val_tokens, 2),
-            eos_id=byte_tok.eos_id,
-            sequence_length=SEQUENCE_LENGTH,
-            micro_batch_size=rows,
-            accumulation=accumulation,
-            total_steps=steps,
-            seed=0,
-        )
-        settings: dict[str, Any] = {
-            "strategy": "single",
-            "accelerator": "cpu",
-            "devices": 1,
-            "precision": "fp32",
-            "warmup_steps": 2,
-            "log_every": 1,
-            "val_every": 5,
-            "checkpoint_every": 3,
-            "tokens_per_byte": 1.0,
-        }
-        return fit(
-            model=build_model(tiny_config(dropout=dropout), seed=0),
-            data=data,
-            tokenizer=byte_tok,
-            run_dir=run_dir,
-            total_steps=steps,
-            accumulation=accumulation,
-            **(settings | options),
+EVENTS = ("signal", "kill_after", "kill_at_change", "store_loaded", "no_space", "disk")
+"""What may happen to the nursery's processes, see `_nursery.py`."""
+
+
+class Nursery:
+    """Runs toy fits in processes of their own that are forked, so that each start costs next to nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"PATH": str(folder / "nothing"), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "WANDB_SERVICE")}
+        self._errors = (folder / "errors.txt").open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.training._nursery"],
+            env=inherited | settings,
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
         )
 
-    return run
+    def run(self, folder: Path, *, processes: int = 1, fails: bool = False, **job: Any) -> dict[str, Any]:
+        """Runs one fit; what is not a part of the job (see `_nursery.py`) is an argument of `toy_fit`.
+
+        Returns:
+            The fields of the `FitResult`, or `{"error": …}`; and the exit codes by rank as `codes`.
+        """
+        parts = {name: job.pop(name) for name in EVENTS if name in job}
+        result = (folder.parent if "disk" in parts else folder) / "result.json"
+        result.unlink(missing_ok=True)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(
+            json.dumps({"processes": processes, "folder": str(folder), "fit": job, **parts}) + "\n"
+        )
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, Path(self._errors.name).read_text()[-4000:]
+        codes = json.loads(answer)
+        if not fails:
+            assert not any(codes), (folder / "printed.txt").read_text()[-4000:]
+        return {"codes": codes, **(json.loads(result.read_text()) if result.exists() else {})}
+
+    def close(self) -> None:
+        self._process.communicate()
+        self._errors.close()
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """`nursery.run(folder, processes=2, strategy="deepspeed_2", …)`."""
+    started = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield started
+    started.close()
 
 
 @pytest.fixture
@@ -131,3 +135,26 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
         rows = list(csv.DictReader(file))
     clocked = ("seconds", "train/tokens_per_second", "train/mfu")
     return [{name: value for name, value in row.items() if name not in clocked} for row in rows]
+
+
+def samples(run_dir: Path) -> dict[int, Counter[int]]:
+    """How often each step trained on each sample, over all ranks and sessions of the nursery's runs."""
+    steps: dict[int, Counter[int]] = {}
+    for path in run_dir.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            step, _, ids = json.loads(line)
+            steps.setdefault(step, Counter()).update(ids)
+    return steps
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor in the safetensors files of a folder."""
+    return {name: value for path in folder.glob("*.safetensors") for name, value in load_file(path).items()}
+
+
+def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """Bit for bit, the sign of nought included."""
+    assert ours.keys() == theirs.keys()
+    assert ours
+    for name, value in ours.items():
+        assert torch.equal(value.view(torch.int32), theirs[name].view(torch.int32)), name

@@ -1,5 +1,7 @@
 """`metrics.csv` continues without gap or repeat; W&B stays quiet, offline and on one run id."""
 
+from typing import ClassVar
+
 import pytest
 
 from llmtrain.training import loggers
@@ -78,6 +80,74 @@ def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeyp
     folders = [path.name for path in (tmp_path / "wandb").glob("*run-2*")]
     assert folders
     assert all(name.startswith("offline-run-") and f"-{identifier}" in name for name in folders)
+
+
+def wandb_records(path):
+    """The records of an offline file, which is laid out as LevelDB's log, up to where a kill cut it short."""
+    data, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # the rest of a block that is too short for a header
+            at += 32768 - at % 32768
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        record += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4) and at <= len(data):  # whole, or the last part
+            yield record
+            record = b""
+
+
+def wandb_history(run_dir):
+    """Every (step, figure, value) in the offline files of all sessions."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
+        for record in map(Record.FromString, wandb_records(path)):
+            items = {item.key or ".".join(item.nested_key): item.value_json for item in record.history.item}
+            for name, value in items.items():
+                yield int(items["trainer/global_step"]), name, value
+
+
+@pytest.mark.medium
+def test_a_killed_run_stays_one_run_for_wandb(nursery, tmp_path):
+    """PAINS 9: offline, 60 steps, killed at 30, resumed: one id; what comes twice is equal; `metrics.csv` is whole."""
+    settings = {"steps": 60, "checkpoint_every": 7, "val_every": 15, "rows": 1, "accumulation": 1}
+    settings |= {"wandb": {"project": "toy", "mode": "offline"}, "train_tokens": 1000}
+    stop = {"rank": 0, "step": 30, "name": "SIGKILL"}
+    killed = nursery.run(tmp_path, fails=True, signal=stop, **settings)
+    assert killed["codes"] == [-9]
+    first = run_id(tmp_path)
+    assert nursery.run(tmp_path, resume="auto", **settings)["resumed_from"] == 28
+    assert run_id(tmp_path) == first
+    assert {path.stem for path in (tmp_path / "wandb").glob("offline-run-*/*.wandb")} == {f"run-{first}"}
+    assert [int(row["step"]) for row in read_rows(tmp_path / "metrics.csv")] == list(range(1, 61))
+    values = {}
+    for step, name, value in wandb_history(tmp_path):
+        if name in ("train/loss", "train/lr", "train/grad_norm", "val/loss", "tokens"):
+            values.setdefault((step, name), []).append(f"{float(value):.9g}")  # as in `metrics.csv`
+    assert {step for step, name in values if name == "train/loss"} == set(range(1, 61))
+    assert {step for step, name in values if name == "val/loss"} == {15, 30, 45, 60}
+    assert all(len(set(found)) == 1 for found in values.values())
+
+
+def test_a_resumed_run_gives_wandb_the_last_half_minute_again():
+    """A kill takes away what W&B had not written yet; the rows before are not sent twice."""
+    rows = [{"step": str(10 * n), "loss": f"{1 / n}", "seconds": f"{20.0 * n}", "val": ""} for n in range(1, 6)]
+    rows.insert(4, {"step": "45", "loss": "", "seconds": "", "val": "0.5"})  # a validation alone
+
+    class Log:
+        seen: ClassVar[list] = []
+
+        def log_metrics(self, figures, step):
+            self.seen.append((step, figures))
+
+    loggers.repeat_last(Log(), rows)
+    assert Log.seen == [
+        (40, {"loss": 0.25, "seconds": 80.0}),
+        (45, {"val": 0.5}),
+        (50, {"loss": 0.2, "seconds": 100.0}),
+    ]
+    loggers.repeat_last(Log(), [])
 
 
 @pytest.mark.parametrize(("answers", "mode"), [(True, "online"), (False, "offline")])

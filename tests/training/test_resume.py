@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from llmtrain.training import checkpointing
-from tests.training.conftest import metrics
+from tests.training.conftest import assert_equal, metrics, tensors
 
 
 def weights(run_dir):
@@ -23,7 +24,9 @@ def weights(run_dir):
 )
 def test_interrupted_twice_equals_straight(train, signal_at, micro_batches, tmp_path, strategy, precision):
     """With dropout 0.1 and accumulation 2: the same samples, losses, figures, validation steps and final weights."""
-    straight = train(tmp_path / "straight", strategy=strategy, precision=precision)
+    train_tokens = 500  # 15 windows: twelve steps of four go over the text more than three times
+    train = partial(train, strategy=strategy, precision=precision, train_tokens=train_tokens)
+    straight = train(tmp_path / "straight")
     expected = list(micro_batches)
     micro_batches.clear()
 
@@ -31,7 +34,7 @@ def test_interrupted_twice_equals_straight(train, signal_at, micro_batches, tmp_
     stops = []
     for stop in (3, 8, None):
         signal_at(stop)
-        result = train(interrupted, strategy=strategy, precision=precision, resume="auto")
+        result = train(interrupted, resume="auto")
         stops.append((result.resumed_from, result.steps, result.stopped_by))
     assert stops == [(0, 4, "SIGTERM"), (4, 9, "SIGTERM"), (9, 12, None)]
     assert micro_batches == expected
@@ -85,6 +88,18 @@ def test_an_older_checkpoint_sets_the_later_ones_aside(train, tmp_path):
     assert [int(row["step"]) for row in metrics(tmp_path)] == list(range(1, 7))
 
 
+def test_samples_that_come_again_stand_once(train, tmp_path):
+    from llmtrain.generation import SamplingParams
+
+    settings = {"steps": 9, "sample_every": 2, "sample_prompts": ["ab"], "keep_last": None}
+    settings["sampling"] = SamplingParams(max_new_tokens=5, seed=1)
+    train(tmp_path, **settings)
+    straight = (tmp_path / "samples.md").read_text(encoding="utf-8")
+    assert straight.count("## step") == 4
+    train(tmp_path, resume=tmp_path / "checkpoints" / "step-000003", **settings)
+    assert (tmp_path / "samples.md").read_text(encoding="utf-8") == straight
+
+
 def test_a_finished_run_has_nothing_left_to_do(train, tmp_path):
     first = train(tmp_path)
     again = train(tmp_path, resume="auto")
@@ -120,34 +135,116 @@ def test_half_written_checkpoints_do_not_count(train, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": 1}, "seed was 0 and is 1"),
-        ({"accumulation": 1, "rows": 4}, "number of micro-batches per step was 2 and is 1"),
-        ({"strategy": "deepspeed_1"}, "strategy was single and is deepspeed_1"),
+        ({"seed": 1}, "seed was 0 and is 1; restore it, or start"),
+        ({"optimizer": "muon"}, "optim.name was adamw and is muon"),
         ({"fixed": {"the data's fingerprint": "bbb"}}, "the data's fingerprint was aaa and is bbb"),
+        (
+            {"seed": 1, "fixed": {"the data's fingerprint": "bbb"}, "lr": 0.5, "steps": 6},
+            r"fingerprint was aaa and is bbb; seed was 0 and is 1; restore them, .*"
+            r"\(also changed, which is allowed: the number of steps was 3 and is 6; optim.lr was 0.001 and is 0.5\)",
+        ),
     ],
 )
 def test_what_may_not_change_is_refused_by_name(train, tmp_path, changes, message):
     train(tmp_path, steps=3, fixed={"the data's fingerprint": "aaa"})
     with pytest.raises(ValueError, match=message):
-        train(tmp_path, steps=6, resume="auto", **({"fixed": {"the data's fingerprint": "aaa"}} | changes))
+        train(tmp_path, resume="auto", **({"steps": 3, "fixed": {"the data's fingerprint": "aaa"}} | changes))
 
 
-def test_what_may_change_is_reported(train, tmp_path, caplog):
-    train(tmp_path, steps=3)
-    train(tmp_path, steps=6, lr=1e-4, resume="auto")
-    assert "optim.lr was 0.001 and is 0.0001" in caplog.text
+def test_what_may_change_is_reported_in_one_list(train, tmp_path, caplog):
+    train(tmp_path, steps=3, checkpoint_every=1)
+    train(
+        tmp_path, steps=6, lr=1e-4, rows=4, accumulation=1, log_every=2, optimizer_options={"weight_decay": 0.2},
+        precision="bf16", resume="auto",
+    )  # fmt: skip
+    (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    for change in (
+        "the number of micro-batches per step was 2 and is 1",
+        "the number of steps was 3 and is 6",
+        "optim.lr was 0.001 and is 0.0001",
+        "trainer.precision was fp32 and is bf16",
+        "trainer.log_every was 1 and is 2",
+        "trainer.checkpoint_every was 1 and is 3",
+    ):
+        assert change in said
+    assert "seed" not in said
     assert float(metrics(tmp_path)[-1]["train/lr"]) == pytest.approx(1e-5)
 
 
-def test_our_files_hold_plain_tensors(train, tmp_path):
-    """PAINS 7: every file of ours loads with weights_only=True."""
+@pytest.mark.parametrize("strategy", ["single", pytest.param("deepspeed_1", marks=pytest.mark.medium)])
+def test_the_optimisers_settings_are_those_of_the_session(train, tmp_path, monkeypatch, strategy):
+    """Under every strategy alike: a checkpoint holds moments and no settings."""
+    from llmtrain.training.saving import Checkpoints
+
+    seen = []
+    original = Checkpoints.on_fit_start
+
+    def on_fit_start(self, trainer, module):
+        original(self, trainer, module)
+        seen.append([(group["weight_decay"], group["betas"]) for group in trainer.optimizers[0].param_groups])
+
+    monkeypatch.setattr(Checkpoints, "on_fit_start", on_fit_start)
+    options = {"weight_decay": 0.25, "betas": (0.8, 0.9)}
+    train(tmp_path, steps=3, strategy=strategy)
+    train(tmp_path, steps=6, strategy=strategy, optimizer_options=options, resume="auto")
+    assert seen[1] == [(0.25, (0.8, 0.9)), (0.0, (0.8, 0.9))]
+
+
+def test_a_checkpoint_holds_no_pickle(train, tmp_path):
+    """PAINS 7: JSON, safetensors and a template; the marker says where the run stood."""
     train(tmp_path, steps=3)
-    files = list(tmp_path.rglob("*.pt"))
-    assert files
-    for file in files:
-        torch.load(file, weights_only=True)
-    marker = json.loads((tmp_path / "checkpoints" / "step-000003" / "checkpoint.json").read_text())
+    folder = tmp_path / "checkpoints" / "step-000003"
+    files = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert files == {".json", ".safetensors", ".jinja"}
+    marker = json.loads((folder / "checkpoint.json").read_text())
     assert (marker["step"], marker["tokens"]) == (3, 3 * 2 * 2 * 32)
+    parameters = json.loads((folder / "resume" / "state.json").read_text())["parameters"]
+    assert "model.embed_tokens.weight" in parameters
+    assert "lm_head.weight" not in parameters  # tied: one parameter, one name
+    assert all(each["tensors"] == ["master", "exp_avg", "exp_avg_sq"] for each in parameters.values())
+    assert all(each["scalars"] == {"step": 3.0} for each in parameters.values())
+
+
+def test_a_checkpoint_of_another_layout_is_refused(train, tmp_path):
+    train(tmp_path, steps=3)
+    marker = tmp_path / "checkpoints" / "step-000003" / "checkpoint.json"
+    marker.write_text(marker.read_text().replace(f'"version": {checkpointing.VERSION}', '"version": 1'))
+    with pytest.raises(ValueError, match=r"version 1 of the checkpoint layout .* use its model/ folder with init="):
+        train(tmp_path, steps=6, resume="auto")
+
+
+def test_another_models_training_state_is_refused(train, tmp_path):
+    train(tmp_path, steps=3)
+    with pytest.raises(
+        ValueError, match=r"another model: .*token_adapter.* is not trained there and of shape \[3, 64\] here"
+    ):
+        train(tmp_path, steps=6, lora=True, resume="auto")
+
+
+@pytest.mark.medium
+def test_an_adapter_interrupted_equals_straight(train, signal_at, tmp_path):
+    """PAINS 17: adapter tensors bit-equal, and the optimiser holds adapter parameters only."""
+    straight = train(tmp_path / "straight", lora=True)
+    for stop in (4, 7, None):
+        signal_at(stop)
+        result = train(tmp_path / "interrupted", lora=True, resume="auto")
+    assert (result.resumed_from, result.val_loss) == (8, straight.val_loss)
+    assert_equal(tensors(tmp_path / "interrupted" / "adapter"), tensors(tmp_path / "straight" / "adapter"))
+    newest = "checkpoints/step-000012/resume"
+    assert_equal(tensors(tmp_path / "interrupted" / newest), tensors(tmp_path / "straight" / newest))
+    assert all("lora_" in name or "trainable_tokens" in name for name in tensors(tmp_path / "straight" / newest))
+
+
+def test_a_validation_that_a_signal_prevented_is_made_up_for(train, signal_at, tmp_path):
+    """Step 5 was to be validated; the resumed run begins with that, and with the model that is the best so far."""
+    train(tmp_path / "straight", lr=1e-9)  # nothing is learnt, so that the first model stays the best
+    signal_at(4)
+    stopped = train(tmp_path / "interrupted", lr=1e-9)
+    assert (stopped.steps, stopped.val_loss) == (5, None)
+    signal_at(None)
+    result = train(tmp_path / "interrupted", lr=1e-9, resume="auto")
+    assert metrics(tmp_path / "interrupted") == metrics(tmp_path / "straight")
+    assert result.best_step == json.loads((tmp_path / "straight" / "model" / "llmtrain.json").read_text())["step"]
 
 
 def test_another_runs_checkpoint_continues_in_a_folder_of_its_own(train, tmp_path):

@@ -8,25 +8,25 @@ What it changes, as tried with lightning 2.6.6 and deepspeed 0.19.8:
 * Lightning divides the loss by the accumulation and DeepSpeed divides it again; here it is divided once.
 * Gradients are accumulated and reduced in fp32 in bf16 runs too (DeepSpeed: in bf16).
 * One process does not send its gradients to itself (`trim.py`).
-* DeepSpeed's log and prints go to python logging, and its files are checked before they are unpickled.
+* DeepSpeed's log and prints go to python logging, and its checkpoint files (pickles) are neither written nor read:
+  `shard` says where the state lies, and `llmtrain.training.state` stores it.
 """
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.plugins.precision import DeepSpeedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.strategies import DeepSpeedStrategy as LightningDeepSpeedStrategy
 from torch import Tensor, nn
 
-from llmtrain.training.deepspeed import environment, files
+from llmtrain.training.deepspeed import environment, partitions
 from llmtrain.training.deepspeed.config import Stage, check_strategy, deepspeed_config
 from llmtrain.training.deepspeed.trim import trim_single_process
 from llmtrain.training.single import SingleStrategy
+from llmtrain.training.state import Shard
 
 
 class _Precision(DeepSpeedPrecision):
@@ -76,7 +76,6 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
             precision_plugin=_Precision("bf16-mixed" if precision == "bf16" else "32-true"),
             process_group_backend="gloo" if self._on_cpu else "nccl",
             timeout=timeout,
-            exclude_frozen_parameters=True,
         )
 
     @property
@@ -143,59 +142,20 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
             state[name] = gathered[id(value)]
         return state if self.is_global_zero else None
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Writes DeepSpeed's files into the folder `filepath`, frozen weights left out; every rank must call it.
+    def shard(self, module: nn.Module) -> Shard:
+        """This rank's part of the training state of a module, within the fit."""
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        optimizer = self.deepspeed_engine.optimizer
+        return Shard(
+            shapes={name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in trained.items()},
+            fragments=partitions.fragments(optimizer, {id(p): name for name, p in trained.items()}),
+            optimizer_state=optimizer.optimizer.state,
+            device=self.root_device,
+        )
 
-        Args:
-            checkpoint: plain values to keep beside DeepSpeed's own.
-            filepath: the folder.
-            storage_options: not supported, as in Lightning.
-        """
-        engine = self.deepspeed_engine
-        with files.plain_slice_mappings(engine.optimizer), files.without_frozen(engine), environment.quiet_stdout():
-            super().save_checkpoint(files.client_state(checkpoint), filepath, storage_options)
-
-    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Restores weights, master weights and optimiser states; every rank must call it.
-
-        The optimiser's settings (weight decay, momentum, …) stay those of this run.
-
-        Args:
-            checkpoint_path: a folder that `save_checkpoint` wrote.
-            weights_only: ignored; DeepSpeed unpickles without restriction, so the files are checked first.
-
-        Returns:
-            What was given to `save_checkpoint`, and DeepSpeed's own entries.
-
-        Raises:
-            ValueError: a file holds anything but tensors, plain values and DeepSpeed's two classes, or was
-                written by another number of processes.
-        """
-        self._check_files(Path(checkpoint_path))
-        module = self.lightning_module
-        assert module is not None
-        strict = module.strict_loading
-        groups = self.deepspeed_engine.optimizer.param_groups
-        settings = [{key: value for key, value in group.items() if key != "params"} for group in groups]
-        if not all(parameter.requires_grad for parameter in module.parameters()):
-            module.strict_loading = False  # frozen weights are not in the file
-        try:
-            with environment.quiet_stdout():
-                state = super().load_checkpoint(checkpoint_path)
-        finally:
-            module.strict_loading = strict
-        for group, kept in zip(self.deepspeed_engine.optimizer.param_groups, settings, strict=True):
-            group.update(kept)
-        return state
-
-    def _check_files(self, folder: Path) -> None:
-        """Every rank looks at its share of the files; all raise alike if one of them is bad."""
-        mine = files.check_files(folder, share=self.global_rank, shares=self.world_size)
-        found: list[str | None] = [None] * self.world_size
-        dist.all_gather_object(found, mine)
-        for problem in found:
-            if problem is not None:
-                raise ValueError(f"{problem}.")
+    def publish_weights(self) -> None:
+        """Makes the weights that are computed with from the fp32 ones, after a shard was loaded. A collective."""
+        partitions.publish_weights(self.deepspeed_engine.optimizer)
 
 
 def _assert_flat_order(optimizer: Any, members: list[list[Tensor]]) -> None:
@@ -248,7 +208,7 @@ def build_strategy(
         grad_accum_dtype, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
 
     Returns:
-        A strategy with `last_grad_norm` and `fp32_state_dict`.
+        A strategy with `last_grad_norm`, `fp32_state_dict`, `shard` and `publish_weights`.
 
     Raises:
         ValueError: settings that do not go together.
