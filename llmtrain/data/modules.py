@@ -136,6 +136,13 @@ class _DataModule(lightning.LightningDataModule):
         )
 
     @abstractmethod
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """The samples of an optimiser step (counted from 0) over all micro-batches and ranks, (rows_per_step,) int64."""
+
+    def _step_indices(self, step: int) -> Int64Array:
+        return np.arange(step * self.rows_per_step, (step + 1) * self.rows_per_step, dtype=np.int64)
+
+    @abstractmethod
     def _batches(self, steps: range) -> Iterator[Batch]:
         """This rank's `accumulation` micro-batches of each of these steps."""
 
@@ -177,6 +184,11 @@ class PretrainDataModule(_DataModule):
         lengths = [stream.num_tokens for stream in self._streams]
         self._sampler = MixtureSampler(lengths, [weight for _, weight in train], sequence_length, seed=seed)
         self._first_ids = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """Where the windows of an optimiser step begin, in all train streams laid end to end."""
+        sources, starts = self._sampler.draw(self._step_indices(step))
+        return self._first_ids[sources] + starts
 
     def _batches(self, steps: range) -> Iterator[Batch]:
         indices = global_indices(
@@ -256,6 +268,10 @@ class FinetuneDataModule(_DataModule):
         self._val = sorted(val, key=lambda example: len(example.input_ids), reverse=True)
         self._trained = np.array([example.trained_tokens for example in train], dtype=np.int64)
         self._order = EpochOrder(len(train), seed=seed)
+
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """The numbers in `train` of the examples of an optimiser step."""
+        return self._order.draw(self._step_indices(step))[1]
 
     def _batches(self, steps: range) -> Iterator[Batch]:
         rows = self.rows_per_step

@@ -45,6 +45,8 @@ class RunState:
         best: step, val_loss and val_bpb of the best validation so far, if there was one.
         fixed: facts that may not change on resume, by the name a user knows them under.
         free: settings that may change; a change is reported.
+        skipped_steps: steps among them that were skipped, as they were not finite.
+        skipped_in_a_row: how many of those were the last ones.
     """
 
     step: int
@@ -53,6 +55,8 @@ class RunState:
     best: dict[str, Any] | None = None
     fixed: dict[str, Any] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     version: int = VERSION
 
 

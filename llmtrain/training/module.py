@@ -123,7 +123,10 @@ class LanguageModule(pl.LightningModule):
         self._step_loss = share if first else self._step_loss + share
         self._step_tokens = int(batch["step_tokens"])  # a host tensor: no device is waited for
         self.positions_seen += batch["input_ids"].numel()
-        return total * (trainer.accumulate_grad_batches * trainer.world_size / max(1, self._step_tokens))
+        scale = trainer.accumulate_grad_batches * trainer.world_size / max(1, self._step_tokens)
+        # A loss that is not finite can have a finite gradient. Made NaN, it shows in the gradient's norm, which all ranks
+        # share and look at before they take the step: no synchronisation of its own.
+        return total * torch.where(total.detach().isfinite(), scale, math.nan)
 
     def on_train_batch_end(self, outputs: Any, batch: dict, batch_idx: int) -> None:
         """Counts the step's tokens once it is complete. Callbacks run before this hook and use `finished_tokens`."""

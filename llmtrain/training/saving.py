@@ -7,6 +7,7 @@ It knows the order of events around a step: figures, then validation, then savin
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from llmtrain.training import checkpointing, loops
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.module import LanguageModule
+from llmtrain.training.skipping import NonFiniteError
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +110,7 @@ class Checkpoints(Callback):
         assert isinstance(pl_module, LanguageModule)
         result = pl_module.last_validation
         step, tokens = trainer.global_step, pl_module.tokens_seen
-        if self.best is None or result["val/loss"] < self.best["val_loss"]:
+        if math.isfinite(result["val/loss"]) and (self.best is None or result["val/loss"] < self.best["val_loss"]):
             self.best = {"step": step, "val_loss": result["val/loss"], "val_bpb": result.get("val/bpb")}
             self._write(trainer, pl_module, self.model_dir, step, tokens)
         self._save_if_due(trainer, pl_module, step, tokens=tokens)
@@ -132,6 +134,8 @@ class Checkpoints(Callback):
                 best=self.best,
                 fixed=self._fixed,
                 free=self._free,
+                skipped_steps=self._control.skipped_steps,
+                skipped_in_a_row=self._control.skipped_in_a_row,
             )
             checkpointing.write_checkpoint(
                 trainer,
@@ -145,9 +149,15 @@ class Checkpoints(Callback):
                 checkpointing.prune(self._run_dir, keep_last=self._keep_last, keep=keep)
 
     def _write(self, trainer: pl.Trainer, module: pl.LightningModule, folder: Path, step: int, tokens: int) -> None:
-        """A collective: the weights are gathered by all ranks and written by rank 0."""
+        """A collective: the weights are gathered by all ranks and written by rank 0, unless they are not finite."""
         with self._control.stopwatch.paused():
             weights = trainer.strategy.fp32_state_dict(module.model)  # type: ignore[attr-defined]
+            wrong = next((name for name, value in (weights or {}).items() if not value.isfinite().all()), None)
+            if (wrong := trainer.strategy.broadcast(wrong)) is not None:
+                raise NonFiniteError(
+                    f"after step {step} the weights themselves are not finite ({wrong}), so they are not written; lower "
+                    "optim.lr and resume from an earlier checkpoint."
+                )
             if trainer.is_global_zero:
                 validated = self.best if self.best is not None and self.best["step"] == step else {}
                 info = {

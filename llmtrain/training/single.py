@@ -1,8 +1,9 @@
 """One process without DeepSpeed: fp32 weights, computed in fp32 or under bf16 autocast.
 
-It offers the same two things as the DeepSpeed strategy: the true gradient norm and the fp32 weights.
+It offers the same as the DeepSpeed strategy: the true gradient norm, whether a step was skipped, and the fp32 weights.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -19,6 +20,18 @@ class _NormKeeper(Precision):
     """
 
     norm: Tensor | None = None
+    skipped = False
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        """Backward, then the step, unless the gradient is not finite: weights and moments stay untouched then.
+
+        On a GPU this waits for the norm once per step, as DeepSpeed does.
+        """
+        loss = self._wrap_closure(model, optimizer, closure)
+        self.skipped = self.norm is not None and not math.isfinite(self.norm)
+        if not self.skipped:
+            optimizer.step(**kwargs)
+        return loss
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float | None = 0.0, gradient_clip_algorithm: Any = "norm"
@@ -53,6 +66,11 @@ class SingleStrategy(SingleDeviceStrategy):
         Reading it waits for the device.
         """
         return None if self._norms.norm is None else float(self._norms.norm)
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was left out because its gradient was not finite."""
+        return self._norms.skipped
 
     def fp32_state_dict(self, module: nn.Module) -> dict[str, Tensor]:
         """The module's state dict on the CPU, floating-point values in fp32, tied weights as one tensor."""

@@ -122,6 +122,15 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         norm = self.deepspeed_engine.get_global_grad_norm()
         return None if norm is None else float(norm)
 
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was left out, on all ranks, because the gradient's norm was not finite.
+
+        Every optimiser of DeepSpeed's reduces the norm over the ranks and reads it before it touches a weight, so this
+        costs nothing more. (fp32 runs, too: `check_grad_overflow` is another, earlier look at each gradient.)
+        """
+        return bool(self.deepspeed_engine.optimizer.overflow)
+
     @torch.no_grad()
     def fp32_state_dict(self, module: nn.Module) -> dict[str, Tensor] | None:
         """Gathers a module's fp32 master weights on rank 0; every rank must call it, within the fit.
@@ -248,7 +257,7 @@ def build_strategy(
         grad_accum_dtype, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
 
     Returns:
-        A strategy with `last_grad_norm` and `fp32_state_dict`.
+        A strategy with `last_grad_norm`, `last_step_skipped` and `fp32_state_dict`.
 
     Raises:
         ValueError: settings that do not go together.
