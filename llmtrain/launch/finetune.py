@@ -252,6 +252,7 @@ def _fit(
         accumulation=batch.accumulation,
         total_steps=length.steps,
         seed=settings.seed,
+        packing_length=_packing_length(settings, base),
     )
 
     def write_adapter(folder: Path, weights: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
@@ -267,11 +268,18 @@ def _fit(
         accumulation=batch.accumulation,
         validates=bool(validation),
         info=tuning.info,
-        fixed=_fixed(tuning, batch, train),
+        fixed=_fixed(tuning, batch, train) | {"trainer.packing_length": settings.trainer.packing_length},
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
         **fit_arguments(settings),
     )
+
+
+def _packing_length(settings: DictConfig, base: LoadedModel) -> int | None:
+    length, context = settings.trainer.packing_length, base.config.max_position_embeddings
+    if length is not None and length > context:
+        raise ValueError(f"trainer.packing_length={length} exceeds the model's context of {context} tokens; lower it.")
+    return length
 
 
 def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[str, Any]:

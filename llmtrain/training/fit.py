@@ -29,6 +29,7 @@ from llmtrain.training.hardware import Machine
 from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
+from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
 from llmtrain.training.saving import Checkpoints, WriteModel
 from llmtrain.training.skipping import SkippedSteps
 
@@ -208,9 +209,9 @@ def fit(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
         num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
     )  # fmt: skip
-    watchers = [StopOnSignal(control), SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)]
-    callbacks = [*watchers, figures, *samples, checkpoints]
-    with _library_deprecations_ignored():
+    skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
+    callbacks = [Rehearsal(), StopOnSignal(control), skipped, figures, *samples, checkpoints]
+    with _library_deprecations_ignored(), memory_errors_explained(data):
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
             trainer.fit(module, datamodule=data)

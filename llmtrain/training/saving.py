@@ -155,7 +155,7 @@ class Checkpoints(Callback):
             wrong = next((name for name, value in (weights or {}).items() if not value.isfinite().all()), None)
             if (wrong := trainer.strategy.broadcast(wrong)) is not None:
                 raise NonFiniteError(
-                    f"after step {step} the weights themselves are not finite ({wrong}), so they are not written; lower "
+                    f"after step {step} the weights themselves are not finite ({wrong}) and are not written; lower "
                     "optim.lr and resume from an earlier checkpoint."
                 )
             if trainer.is_global_zero:

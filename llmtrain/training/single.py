@@ -22,7 +22,7 @@ class _NormKeeper(Precision):
     norm: Tensor | None = None
     skipped = False
 
-    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Backward, then the step, unless the gradient is not finite: weights and moments stay untouched then.
 
         On a GPU this waits for the norm once per step, as DeepSpeed does.

@@ -1,7 +1,7 @@
 """Steps that were not taken because their loss or gradient was not finite: counted, reported, and stopped in the end.
 
-The strategy leaves such a step out, on all ranks alike, before it touches a weight or a moment. Here it is only noticed,
-after the step. Learning rate and data go on as if the step had been taken. Does not know how a strategy notices.
+The strategy leaves such a step out, on all ranks alike, before it touches a weight or a moment. Here it is only
+noticed, after the step. Learning rate and data go on as if it had been taken. Does not know how a strategy notices.
 """
 
 from __future__ import annotations
