@@ -193,6 +193,18 @@ class PretrainDataModule(_DataModule):
         sources, starts = self._sampler.draw(self._step_indices(step))
         return self._first_ids[sources] + starts
 
+    def places(self, sample_ids: Sequence[int]) -> tuple[Int64Array, Int64Array]:
+        """Which stream each of these windows is in, and where in it it begins: two (n,) int64.
+
+        Raises:
+            ValueError: An id is beyond the streams.
+        """
+        ids = np.asarray(sample_ids, dtype=np.int64)
+        for sample_id in ids[(ids < 0) | (ids >= self._first_ids[-1])]:
+            raise ValueError(f"there is no sample {sample_id}: the run has the ids 0 … {self._first_ids[-1] - 1}.")
+        sources = np.searchsorted(self._first_ids, ids, side="right") - 1
+        return sources, ids - self._first_ids[sources]
+
     def _batches(self, steps: range) -> Iterator[Batch]:
         indices = global_indices(
             steps,

@@ -106,12 +106,25 @@ def _base_model(settings: DictConfig, run_dir: Path) -> LoadedModel:
             f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
             "folder, which lies beside it as model/."
         )
-    # Links such as `latest` move on; the adapter must go on naming this folder.
+    # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
     base = replace(base, folder=base.folder.resolve())
+    if is_main_process():
+        _write_down(run_dir, base.folder)
     if base.tokenizer.end_id is None:
         logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
         base = with_role_markers(base, run_dir / "base", write=is_main_process())
     return base
+
+
+def _write_down(run_dir: Path, model: Path) -> None:
+    """Puts the base folder into the run's config.yaml, where it may be a link so far."""
+    from omegaconf import OmegaConf
+
+    file = run_dir / "config.yaml"
+    if file.is_file():
+        config = OmegaConf.load(file)
+        config.model = str(model).replace("${", r"\${")
+        OmegaConf.save(config, file)
 
 
 def _task(settings: DictConfig) -> Task:

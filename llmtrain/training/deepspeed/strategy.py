@@ -6,6 +6,7 @@ What it changes, as tried with lightning 2.6.6 and deepspeed 0.19.8:
 
 * Lightning refuses every accelerator but CUDA; here one or several CPU processes work alike.
 * Lightning divides the loss by the accumulation and DeepSpeed divides it again; here it is divided once.
+* A step whose gradient is not finite leaves nothing behind, with offload too.
 * Gradients are accumulated and reduced in fp32 in bf16 runs too (DeepSpeed: in bf16).
 * One process does not send its gradients to itself (`trim.py`).
 * DeepSpeed's log and prints go to python logging, and its files are checked before they are unpickled.
@@ -35,6 +36,16 @@ class _Precision(DeepSpeedPrecision):
     def backward(self, tensor: Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         # Lightning's closure has already divided the loss by accumulate_grad_batches.
         model.trainer.model.backward(tensor, *args, scale_wrt_gas=False, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        engine = model.trainer.model
+        inner, whole_step = engine.optimizer, engine.is_gradient_accumulation_boundary()
+        result = super().optimizer_step(optimizer, model, closure, **kwargs)
+        if whole_step and inner.overflow and getattr(inner, "cpu_offload", False):
+            # ZeRO 2 with offload in bf16 keeps the gradients of a skipped step and adds the next step's to them, so
+            # that after one NaN every step would be skipped (deepspeed 0.19.8).
+            inner.averaged_gradients = dict.fromkeys(inner.averaged_gradients)
+        return result
 
 
 class DeepSpeedStrategy(LightningDeepSpeedStrategy):
