@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # Keys of `optim` that are arguments of `fit`; the others are the optimiser's own.
 _SCHEDULE = ("lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction", "grad_clip")
 _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkpointing", "log_every", "val_every")
-_SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps")
+_SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps", "spike_alarm")
 
 
 def fit_arguments(settings: DictConfig) -> dict[str, Any]:

@@ -25,7 +25,7 @@ _OWN_MODULES = ("llmtrain", "__main__")
 _QUIET_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 _QUIET_NAMES = ("PossibleUserWarning",)  # Lightning's advice; by name, so as not to import Lightning
 # Warnings of a library about what we do on purpose; the tests prove that it is right.
-_CHATTER = ("You are using ZeRO with an untested optimizer",)
+_CHATTER = ("You are using ZeRO with an untested optimizer", "OVERFLOW! Skipping step")
 # Libraries that hang their own handler on their logger when they are imported, and stop propagation.
 _SELF_LOGGING = ("DeepSpeed", "transformers", "lightning", "lightning.pytorch", "lightning.fabric")
 

@@ -32,6 +32,7 @@ from llmtrain.training.progress import ProgressLine
 from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
 from llmtrain.training.saving import Checkpoints, WriteModel
 from llmtrain.training.skipping import SkippedSteps
+from llmtrain.training.spikes import SpikeAlarm
 
 if TYPE_CHECKING:
     from llmtrain.generation import SamplingParams
@@ -107,6 +108,7 @@ def fit(
     checkpoint_every: int | None = None,
     keep_last: int | None = 2,
     max_skipped_steps: int | None = 5,
+    spike_alarm: float | None = None,
     sample_every: int | None = None,
     sample_prompts: Sequence[str] = (),
     sampling: SamplingParams | None = None,
@@ -145,6 +147,7 @@ def fit(
         tokens_per_byte: validation targets per byte of validation text, for bits per byte.
         log_every, val_every, checkpoint_every, sample_every: in optimiser steps; see `RunControl`.
         keep_last: checkpoints that stay; `None` keeps all.
+        spike_alarm: warn of a loss above the mean of the last steps by this share of it; `None` does not.
         max_skipped_steps: so many steps in a row without a finite loss and gradient end the run; `None` goes on.
         sample_prompts: fixed prompts of the samples.
         sampling: how samples are drawn.
@@ -177,8 +180,7 @@ def fit(
         "seed": seed,
     }
     settings = {"optim.lr": lr, "optim.schedule": schedule, "the number of steps": total_steps}
-    fresh = RunState(0, 0, 0.0, fixed=facts, free=settings)
-    resumed = _prepare_resume(resume, run_dir, fresh)
+    resumed = _prepare_resume(resume, run_dir, fresh := RunState(0, 0, 0.0, fixed=facts, free=settings))
     state = resumed.state if resumed else fresh
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
@@ -197,7 +199,6 @@ def fit(
         progress=ProgressLine(total_steps), earlier_seconds=state.train_seconds, skipped_steps=state.skipped_steps,
         skipped_in_a_row=state.skipped_in_a_row,
     )  # fmt: skip
-    hardware.share_threads(machine.devices)
     loggers = _build_loggers(run_dir, state.step, wandb)
     figures = Figures(control, flops_per_position=flops_per_position, precision=machine.precision)
     samples = [Samples(control, run_dir, tokenizer, sample_prompts, sampling)] if sampling and sample_prompts else []
@@ -209,8 +210,7 @@ def fit(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
         num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
     )  # fmt: skip
-    skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
-    callbacks = [Rehearsal(), StopOnSignal(control), skipped, figures, *samples, checkpoints]
+    callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm), figures, *samples, checkpoints]
     with _library_deprecations_ignored(), memory_errors_explained(data):
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
@@ -218,6 +218,15 @@ def fit(
         finally:
             close(loggers)
     return _result(trainer, module, control, figures, checkpoints)
+
+
+def _watchers(
+    control: RunControl, run_dir: Path, max_skipped_steps: int | None, spike_alarm: float | None
+) -> list[pl.Callback]:
+    """The callbacks that look after a run; they come before those that log and save what they have looked at."""
+    alarms = [] if spike_alarm is None else [SpikeAlarm(control, run_dir, share=spike_alarm)]
+    skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
+    return [Rehearsal(), StopOnSignal(control), skipped, *alarms]
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
@@ -257,6 +266,7 @@ def _build_trainer(
     run_dir: Path,
 ) -> pl.Trainer:
     """A trainer without anything that is not used: its default callbacks, logging and checks cost time per batch."""
+    hardware.share_threads(machine.devices)  # before Lightning sets threads of its own
     return pl.Trainer(
         strategy=strategy,
         accelerator=machine.accelerator,
