@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize pretrain finetune evaluate generate bench smoke
+COMMANDS := prepare tokenizer tokenize pretrain finetune evaluate generate show-batch bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -69,6 +69,9 @@ evaluate: $(STAMP) ## bits per byte and task scores of the latest model
 
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py
+
+show-batch: $(STAMP) ## print the texts of one optimiser step: ARGS="step=…"
+	@$(RUN) scripts/show_batch.py
 
 bench: $(STAMP) ## speed, side by side with plain PyTorch and transformers
 	@$(RUN) scripts/bench.py

@@ -6,9 +6,10 @@ yields what is left. Which samples a step has depends on the step and the global
 batch is split over micro-batches and ranks.
 
 A training batch is {"input_ids": (B, T), "labels": (B, T) with −100 where nothing is trained, "step_tokens":
-(), the trained tokens of the whole optimiser step over all micro-batches and ranks, "sample_ids": (B,)}, all
-int64. A validation batch has the first two. Reading is cheap enough to need no worker processes. Deliberately
-unknown here: models, losses, optimisers, settings files.
+(), the trained tokens of the whole optimiser step over all micro-batches and ranks, "sample_ids": (samples,)}, all
+int64. A validation batch has the first two. Where rows hold several examples each, there is "document_ids": (B, T).
+Reading is cheap enough to need no worker processes. Deliberately unknown here: models, losses, optimisers, settings
+files.
 """
 
 from abc import abstractmethod
@@ -17,13 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 import lightning
 import numpy as np
 import torch
-from torch import Tensor
 
+from llmtrain.data.batches import Batch, pack, pack_examples, pad_examples
 from llmtrain.data.examples import Example
 from llmtrain.data.sampler import EpochOrder, MixtureSampler, global_indices
-from llmtrain.data.windows import IGNORED, Int64Array, TokenStream, ValidationWindows, read_windows
-
-Batch = dict[str, Tensor]
+from llmtrain.data.windows import Int64Array, TokenStream, ValidationWindows, read_windows
 
 _DRAWN_AT_ONCE = 1024  # samples; the order is computed for whole arrays, so many cost little more than one
 
@@ -136,6 +135,17 @@ class _DataModule(lightning.LightningDataModule):
         )
 
     @abstractmethod
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """The samples of an optimiser step (counted from 0), of all micro-batches and ranks: (rows_per_step,) int64."""
+
+    def largest_batch(self) -> Batch | None:
+        """The micro-batch that needs the most memory, without `step_tokens`; `None` if they are all alike."""
+        return None
+
+    def _step_indices(self, step: int) -> Int64Array:
+        return np.arange(step * self.rows_per_step, (step + 1) * self.rows_per_step, dtype=np.int64)
+
+    @abstractmethod
     def _batches(self, steps: range) -> Iterator[Batch]:
         """This rank's `accumulation` micro-batches of each of these steps."""
 
@@ -178,6 +188,23 @@ class PretrainDataModule(_DataModule):
         self._sampler = MixtureSampler(lengths, [weight for _, weight in train], sequence_length, seed=seed)
         self._first_ids = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """Where the windows of an optimiser step begin, in all train streams laid end to end."""
+        sources, starts = self._sampler.draw(self._step_indices(step))
+        return self._first_ids[sources] + starts
+
+    def places(self, sample_ids: Sequence[int]) -> tuple[Int64Array, Int64Array]:
+        """Which stream each of these windows is in, and where in it it begins: two (n,) int64.
+
+        Raises:
+            ValueError: An id is beyond the streams.
+        """
+        ids = np.asarray(sample_ids, dtype=np.int64)
+        for sample_id in ids[(ids < 0) | (ids >= self._first_ids[-1])]:
+            raise ValueError(f"there is no sample {sample_id}: the run has the ids 0 … {self._first_ids[-1] - 1}.")
+        sources = np.searchsorted(self._first_ids, ids, side="right") - 1
+        return sources, ids - self._first_ids[sources]
+
     def _batches(self, steps: range) -> Iterator[Batch]:
         indices = global_indices(
             steps,
@@ -219,7 +246,7 @@ class PretrainDataModule(_DataModule):
 
 
 class FinetuneDataModule(_DataModule):
-    """Task examples, each once per epoch, padded to the longest of their micro-batch.
+    """Task examples, each once per epoch, padded to the longest of their micro-batch, or packed.
 
     The sample id of an example is its number in `train`. Validation goes through the examples by length,
     longest first, so that little is padded; its batches without an example are one row of one ignored
@@ -229,10 +256,12 @@ class FinetuneDataModule(_DataModule):
         train: Examples to train on.
         val: Examples to validate on; may be empty.
         pad_id: Fills the inputs of shorter examples; their labels are −100 there.
-        micro_batch_size: B, rows per micro-batch on each rank; the rows of a validation batch too.
+        micro_batch_size: Examples per micro-batch on each rank, and of a validation batch too.
         accumulation: Micro-batches per optimiser step.
         total_steps: Optimiser steps of the whole run.
         seed: Decides the order.
+        packing_length: Lays the examples of a micro-batch end to end in rows of so many positions at most, see
+            `pack_examples`; `None` gives each a row. The examples of a micro-batch are the same either way.
 
     Raises:
         ValueError: There is nothing to train on, or a size is below 1.
@@ -248,14 +277,30 @@ class FinetuneDataModule(_DataModule):
         accumulation: int,
         total_steps: int,
         seed: int,
+        packing_length: int | None = None,
     ) -> None:
         super().__init__(micro_batch_size=micro_batch_size, accumulation=accumulation, total_steps=total_steps)
         if not train:
             raise ValueError("there is no example to train on: data gives an empty training part")
-        self._train, self._pad_id = train, pad_id
+        self._train, self._pad_id, self._packing_length = train, pad_id, packing_length
+        if packing_length is not None:
+            pack(
+                [max(len(example.input_ids) for example in [*train, *val])], packing_length
+            )  # refuses what is too long
         self._val = sorted(val, key=lambda example: len(example.input_ids), reverse=True)
         self._trained = np.array([example.trained_tokens for example in train], dtype=np.int64)
         self._order = EpochOrder(len(train), seed=seed)
+
+    def step_sample_ids(self, step: int) -> Int64Array:
+        """The numbers in `train` of the examples of an optimiser step."""
+        return self._order.draw(self._step_indices(step))[1]
+
+    def largest_batch(self) -> Batch | None:
+        """The longest examples as one micro-batch: none is longer or has more rows."""
+        longest = sorted(self._train, key=lambda example: len(example.input_ids), reverse=True)[: self.micro_batch_size]
+        if len(longest[0].input_ids) == min(len(example.input_ids) for example in self._train):
+            return None
+        return self._batch(longest)
 
     def _batches(self, steps: range) -> Iterator[Batch]:
         rows = self.rows_per_step
@@ -264,7 +309,7 @@ class FinetuneDataModule(_DataModule):
             # Not below 1: it is a divisor, and a step without any trained token has the loss 0.
             step_tokens = torch.tensor(max(1, int(self._trained[items].sum())))
             for mine in items[:, self.rank]:
-                batch = pad_examples([self._train[item] for item in mine], pad_id=self._pad_id, rows=len(mine))
+                batch = self._batch([self._train[item] for item in mine])
                 yield {**batch, "step_tokens": step_tokens, "sample_ids": torch.from_numpy(mine.copy())}
 
     def val_dataloader(self) -> ValidationLoader | list[ValidationLoader]:
@@ -275,21 +320,11 @@ class FinetuneDataModule(_DataModule):
 
         def batch(number: int) -> Batch:
             first = (number * world_size + rank) * size
-            return pad_examples(self._val[first : first + size], pad_id=self._pad_id, rows=size)
+            return self._batch(self._val[first : first + size])
 
         return ValidationLoader(-(-len(self._val) // (size * world_size)), batch)
 
-
-def pad_examples(examples: Sequence[Example], *, pad_id: int, rows: int) -> Batch:
-    """Examples as the rows of a batch, padded to the longest; rows beyond them hold padding only.
-
-    Returns:
-        {"input_ids", "labels"}, each (rows, T) int64; T is 1 if there is no example.
-    """
-    length = max((len(example.input_ids) for example in examples), default=1)
-    inputs: Int64Array = np.full((rows, length), pad_id, dtype=np.int64)
-    labels: Int64Array = np.full((rows, length), IGNORED, dtype=np.int64)
-    for row, example in enumerate(examples):
-        inputs[row, : len(example.input_ids)] = example.input_ids
-        labels[row, : len(example.labels)] = example.labels
-    return {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
+    def _batch(self, examples: Sequence[Example]) -> Batch:
+        if self._packing_length is not None:
+            return pack_examples(examples, pad_id=self._pad_id, length=self._packing_length)
+        return pad_examples(examples, pad_id=self._pad_id, rows=self.micro_batch_size)

@@ -127,8 +127,11 @@ class _RunFolder:
         return {entry.name for entry in self.path.iterdir()} <= _EDGE_FILES
 
     def take_back(self) -> None:
-        """After a mistake of the user's: no litter, and `latest` is what it was; the log stays as failed.log."""
-        if not self.kept:
+        """After a mistake of the user's: no litter, and `latest` is what it was; the log stays as failed.log.
+
+        A new folder that a run has begun to fill stays, and `latest` too: training may have gone on for days.
+        """
+        if not self.kept or (self._new and not self.empty):
             return
         if self._listed and self._former is not None:
             runs.point_latest(self._former)

@@ -123,12 +123,25 @@ def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedMode
             f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
             "folder, which lies beside it as model/."
         )
-    # Links such as `latest` move on; the adapter must go on naming this folder.
+    # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
     base = replace(base, folder=base.folder.resolve())
+    if is_main_process():
+        _write_down(run_dir, base.folder)
     if base.tokenizer.end_id is None:
         logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
         base = with_role_markers(base, run_dir / "base", write=not process_rank())
     return base
+
+
+def _write_down(run_dir: Path, model: Path) -> None:
+    """Puts the base folder into the run's config.yaml, where it may be a link so far."""
+    from omegaconf import OmegaConf
+
+    file = run_dir / "config.yaml"
+    if file.is_file():
+        config = OmegaConf.load(file)
+        config.model = str(model).replace("${", r"\${")
+        OmegaConf.save(config, file)
 
 
 def _task(settings: DictConfig) -> Task:
@@ -268,6 +281,7 @@ def _fit(
         accumulation=batch.accumulation,
         total_steps=length.steps,
         seed=settings.seed,
+        packing_length=_packing_length(settings, base),
     )
 
     def write_adapter(folder: Path, weights: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
@@ -283,11 +297,18 @@ def _fit(
         accumulation=batch.accumulation,
         validates=bool(validation),
         info=tuning.info,
-        fixed=_fixed(tuning, batch, train),
+        fixed=_fixed(tuning, batch, train) | {"trainer.packing_length": settings.trainer.packing_length},
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
         **fit_arguments(settings),
     )
+
+
+def _packing_length(settings: DictConfig, base: LoadedModel) -> int | None:
+    length, context = settings.trainer.packing_length, base.config.max_position_embeddings
+    if length is not None and length > context:
+        raise ValueError(f"trainer.packing_length={length} exceeds the model's context of {context} tokens; lower it.")
+    return length
 
 
 def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[str, Any]:

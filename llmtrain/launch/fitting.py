@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # Keys of `optim` that are arguments of `fit`; the others are the optimiser's own.
 _SCHEDULE = ("lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction", "grad_clip")
 _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkpointing", "log_every", "val_every")
-_SAVING = ("checkpoint_every", "keep_last")
-_INTERVALS = ("log_every", "val_every", "sample_every", *_SAVING)
+_SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps", "spike_alarm")
+_INTERVALS = ("log_every", "val_every", "sample_every", "checkpoint_every", "keep_last", "max_skipped_steps")
 _ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 # The last part of a key decides; everything else is read as Hydra reads it.
 TEXT_NAMES = frozenset({"prompt", "text", "system"})
-PATH_NAMES = frozenset({"model", "init", "resume", "name", "path", "pattern"})  # text, but `null` is null
+PATH_NAMES = frozenset({"model", "init", "resume", "run", "name", "path", "pattern"})  # text, but `null` is null
 PATH_ENDINGS = ("_path", "_file", "_dir")
 TEXT_LIST_NAMES = frozenset({"paths", "files", "prompts", "stop"})
 TEXT_LIST_ENDINGS = ("_paths", "_files", "_prompts")

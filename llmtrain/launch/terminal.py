@@ -27,8 +27,8 @@ _OWN_MODULES = ("llmtrain", "__main__")
 # Not for the reader of the screen: what a library will change some day, and what it thinks might be faster.
 _QUIET_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 _QUIET_NAMES = ("PossibleUserWarning",)  # Lightning's advice; by name, so as not to import Lightning
-# Warnings of a library about what we do on purpose; the tests prove that it is right.
-_CHATTER = ("You are using ZeRO with an untested optimizer",)
+# Warnings of a library about what we do on purpose (the tests prove that it is right) or say ourselves, and better.
+_CHATTER = ("You are using ZeRO with an untested optimizer", "OVERFLOW! Skipping step")
 # Libraries that hang their own handler on their logger when they are imported, and stop propagation.
 _SELF_LOGGING = ("DeepSpeed", "transformers", "lightning", "lightning.pytorch", "lightning.fabric")
 

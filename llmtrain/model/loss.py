@@ -33,7 +33,12 @@ def token_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def loss_sum(
-    model: Transformer, input_ids: Tensor, labels: Tensor, *, logits_budget_bytes: int = LOGITS_BUDGET_BYTES
+    model: Transformer,
+    input_ids: Tensor,
+    labels: Tensor,
+    *,
+    document_ids: Tensor | None = None,
+    logits_budget_bytes: int = LOGITS_BUDGET_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """Summed token loss of a batch and how many tokens it sums over.
 
@@ -41,13 +46,14 @@ def loss_sum(
         model: the transformer.
         input_ids: (B, T).
         labels: (B, T), already shifted: labels[b, t] is the token after input_ids[b, t].
+        document_ids: (B, T) for rows of several documents, as in `Transformer.forward`.
         logits_budget_bytes: above this size of fp32 logits, tokens are taken in chunks whose logits are recomputed in
             backward, so that memory does not grow with B·T·V.
 
     Returns:
         (sum, count): an fp32 scalar in nats and an int64 scalar.
     """
-    hidden = model.hidden_states(input_ids)  # (B, T, C)
+    hidden = model.hidden_states(input_ids, document_ids=document_ids)  # (B, T, C)
     count = (labels != IGNORED).sum()
     bytes_per_token = 4 * model.config.vocab_size
     if labels.numel() * bytes_per_token <= logits_budget_bytes:

@@ -1,9 +1,9 @@
-"""Where a token stands: rotary tables (with linear, llama3 and yarn scaling) and sinusoidal vectors.
+"""Where a token stands: rotary tables (with linear, llama3 and yarn scaling), sinusoidal vectors, packed documents.
 
 Pure functions of a `ModelConfig`. The tables are fp32 and are no module buffers: a model that is converted to bf16 must
 not round its angles (a bf16 angle is wrong by up to 2 radians at position 1,000).
 
-Shapes: T positions, D head size, C hidden size.
+Shapes: B rows, T positions, D head size, C hidden size.
 """
 
 from __future__ import annotations
@@ -116,3 +116,21 @@ def sinusoidal_table(config: ModelConfig, length: int, device: torch.device) -> 
     angles = torch.outer(torch.arange(length, dtype=torch.float32), 1.0 / (10_000.0**exponent))
     table = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]  # (T, C)
     return (table * (config.initializer_range * math.sqrt(2.0))).to(device)
+
+
+def document_layout(document_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions and attention of rows that hold several documents end to end, none of which may see another.
+
+    Args:
+        document_ids: (B, T) which document a position belongs to; a document is one run of its own number in the row.
+
+    Returns:
+        (B, T) int64 positions, counted from each document's first token; (B, 1, T, T) bool, true where the query (third
+        axis) sees the key: earlier positions of its own document, and itself.
+    """
+    time = torch.arange(document_ids.shape[1], device=document_ids.device)
+    begins = torch.ones_like(document_ids, dtype=torch.bool)
+    begins[:, 1:] = document_ids[:, 1:] != document_ids[:, :-1]
+    positions = time - (time * begins).cummax(dim=1).values
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return positions, same & (time[:, None] >= time)

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llmtrain.model.cache import CacheWrite, KVCache
 from llmtrain.model.config import ModelConfig
-from llmtrain.model.positions import rotary_table, rotate, sinusoidal_table
+from llmtrain.model.positions import document_layout, rotary_table, rotate, sinusoidal_table
 
 
 class RMSNorm(nn.Module):
@@ -72,8 +72,17 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(self.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, write: CacheWrite | None) -> Tensor:
-        """(B, T, C) → (B, T, C); `rotation` is (cos, sin) in x's dtype, or None for sinusoidal positions."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        write: CacheWrite | None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """(B, T, C) → (B, T, C); `rotation` is (cos, sin) in x's dtype, or None for sinusoidal positions.
+
+        `mask` (B, 1, T, T) is true where a query sees a key; without one (and without a cache) attention is causal.
+        """
         batch, time, _ = x.shape
         query = self.q_proj(x).view(batch, time, self.heads, self.head_dim)
         key = self.k_proj(x).view(batch, time, self.kv_heads, self.head_dim)
@@ -83,7 +92,7 @@ class Attention(nn.Module):
         query, key = query.transpose(1, 2), key.transpose(1, 2)  # (B, H, T, D), (B, K, T, D)
         if rotation is not None:
             query, key = rotate(query, *rotation), rotate(key, *rotation)
-        mask, causal = None, time > 1
+        causal = mask is None and time > 1
         if write is not None:
             key, value = write.store(self.layer, key, value)
             mask, causal = write.mask, write.causal and time > 1
@@ -139,9 +148,15 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None, write: CacheWrite | None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        write: CacheWrite | None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """(B, T, C) → (B, T, C)."""
-        x = x + self._drop(self.self_attn(self.input_layernorm(x), rotation, write))
+        x = x + self._drop(self.self_attn(self.input_layernorm(x), rotation, write, mask))
         return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
 
     def _drop(self, x: Tensor) -> Tensor:
@@ -160,10 +175,15 @@ class Body(nn.Module):
         self.gradient_checkpointing = False
         self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
 
-    def forward(self, input_ids: Tensor, write: CacheWrite | None = None) -> Tensor:
+    def forward(self, input_ids: Tensor, write: CacheWrite | None = None, document_ids: Tensor | None = None) -> Tensor:
         """(B, T) ids → (B, T, C) after the final norm."""
-        time = input_ids.shape[1]
-        positions = torch.arange(time, device=input_ids.device) if write is None else write.positions
+        mask = None
+        if document_ids is not None:
+            positions, mask = document_layout(document_ids)
+        elif write is not None:
+            positions = write.positions
+        else:
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.embed_tokens(input_ids)
         rotation = None
         if self.config.position == "sinusoidal":
@@ -174,7 +194,10 @@ class Body(nn.Module):
             x = F.dropout(x, self.config.dropout, training=True)
         recompute = self.gradient_checkpointing and self.training and torch.is_grad_enabled()
         for layer in self.layers:
-            x = checkpoint(layer, x, rotation, write, use_reentrant=False) if recompute else layer(x, rotation, write)
+            if recompute:
+                x = checkpoint(layer, x, rotation, write, mask, use_reentrant=False)
+            else:
+                x = layer(x, rotation, write, mask)
         return self.norm(x)
 
     def _rotation(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -224,6 +247,7 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         rows: tuple[int, int] | None = None,
         new_lengths: Sequence[int] | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Scores of every next token.
 
@@ -232,11 +256,17 @@ class Transformer(nn.Module):
             cache: where keys and values of earlier tokens are and new ones go; see `hidden_states`.
             rows: the block of cache rows that these B sequences occupy; default all.
             new_lengths: how many of the T tokens are real in each row (the rest is right padding); default all.
+            document_ids: (B, T) which document each token belongs to, for rows that hold several end to end: none
+                attends to another, and positions start anew in each. Each is one run of its own number. Without a
+                cache only.
 
         Returns:
             (B, T, V) logits in the model's dtype.
         """
-        return self.logits(self.hidden_states(input_ids, cache=cache, rows=rows, new_lengths=new_lengths))
+        hidden = self.hidden_states(
+            input_ids, cache=cache, rows=rows, new_lengths=new_lengths, document_ids=document_ids
+        )
+        return self.logits(hidden)
 
     def hidden_states(
         self,
@@ -245,6 +275,7 @@ class Transformer(nn.Module):
         cache: KVCache | None = None,
         rows: tuple[int, int] | None = None,
         new_lengths: Sequence[int] | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """(B, T) ids → (B, T, C) after the final norm. With a cache, row b's tokens continue at its length.
 
@@ -258,7 +289,8 @@ class Transformer(nn.Module):
                     f"{time} tokens exceed the model's context of {self.config.max_position_embeddings} "
                     "(max_position_embeddings)."
                 )
-            return self.model(input_ids)
+            return self.model(input_ids, document_ids=document_ids)
+        assert document_ids is None, "a cache holds one document per row"
         write = CacheWrite(cache, rows or (0, cache.batch_size), time, new_lengths)
         if write.stop - write.start != input_ids.shape[0]:
             raise ValueError(f"{input_ids.shape[0]} sequences do not fit {write.stop - write.start} cache rows.")

@@ -121,6 +121,7 @@ class Figures(Callback):
         positions = self._positions.read(module.positions_seen) * trainer.world_size
         if self._flops is not None and self._peak:
             figures["train/mfu"] = positions * self._flops / self._peak
+        figures["train/skipped_steps"] = self._control.skipped_steps
         figures["tokens"] = tokens
         figures["seconds"] = self._control.train_seconds
         self._shown = f"loss {loss:.3f}  {compact(speed)} tok/s"

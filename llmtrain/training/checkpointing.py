@@ -48,6 +48,8 @@ class RunState:
         owes_validation: a signal stopped the run at a step that was due to be validated.
         fixed: facts that may not change on resume, by the name a user knows them under.
         free: settings that may change; a change is reported.
+        skipped_steps: steps among them that were skipped, as they were not finite.
+        skipped_in_a_row: how many of those were the last ones.
     """
 
     step: int
@@ -57,6 +59,8 @@ class RunState:
     owes_validation: bool = False
     fixed: dict[str, Any] = field(default_factory=dict)
     free: dict[str, Any] = field(default_factory=dict)
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     version: int = VERSION
 
 

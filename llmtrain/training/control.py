@@ -28,6 +28,8 @@ class RunControl:
         stopwatch: runs while steps are taken.
         earlier_seconds: training time of the sessions before this one.
         stop_signal: name of the signal that asked to stop, once all ranks know.
+        skipped_steps: steps left out because loss or gradient were not finite, over all sessions.
+        skipped_in_a_row: how many of them were the last ones.
     """
 
     total_steps: int
@@ -41,6 +43,8 @@ class RunControl:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     earlier_seconds: float = 0.0
     stop_signal: str | None = None
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
 
     def ends_step(self, batch_idx: int) -> bool:
         """Whether this micro-batch (counted from the start of the session) completes an optimiser step."""

@@ -39,7 +39,10 @@ from llmtrain.training.loggers import (
 )
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
+from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
 from llmtrain.training.saving import Checkpoints, WriteModel
+from llmtrain.training.skipping import SkippedSteps
+from llmtrain.training.spikes import SpikeAlarm
 
 if TYPE_CHECKING:
     from llmtrain.generation import SamplingParams
@@ -114,6 +117,8 @@ def fit(
     val_every: int | None = None,
     checkpoint_every: int | None = None,
     keep_last: int | None = 2,
+    max_skipped_steps: int | None = 5,
+    spike_alarm: float | None = None,
     sample_every: int | None = None,
     sample_prompts: Sequence[str] = (),
     sampling: SamplingParams | None = None,
@@ -152,6 +157,8 @@ def fit(
         tokens_per_byte: validation targets per byte of validation text, for bits per byte.
         log_every, val_every, checkpoint_every, sample_every: in optimiser steps; see `RunControl`.
         keep_last: checkpoints that stay; `None` keeps all.
+        spike_alarm: warn of a loss above the mean of the last steps by this share of it; `None` does not.
+        max_skipped_steps: so many steps in a row without a finite loss and gradient end the run; `None` goes on.
         sample_prompts: fixed prompts of the samples.
         sampling: how samples are drawn.
         wandb: arguments of `loggers.build_wandb`; `None` logs to `metrics.csv` only.
@@ -164,11 +171,12 @@ def fit(
 
     Raises:
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
+        NonFiniteError: too many steps in a row, or the weights themselves, are not finite.
     """
     machine = hardware.resolve_machine(accelerator, devices, num_nodes, precision)
     intervals = {
         "log_every": log_every, "val_every": val_every, "checkpoint_every": checkpoint_every, "keep_last": keep_last,
-        "sample_every": sample_every,
+        "sample_every": sample_every, "max_skipped_steps": max_skipped_steps,
     }  # fmt: skip
     check_intervals(**intervals)
     if compile_model:
@@ -183,25 +191,26 @@ def fit(
         **_named("trainer", {"precision": machine.precision, "compile": compile_model, **intervals}),
         "trainer.gradient_checkpointing": gradient_checkpointing,
     }  # fmt: skip
-    resumed = _prepare_resume(resume, run_dir, RunState(0, 0, 0.0, fixed=facts, free=settings))
+    resumed = _prepare_resume(resume, run_dir, fresh := RunState(0, 0, 0.0, fixed=facts, free=settings))
+    state = resumed.state if resumed else fresh
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
-    data.start_step = resumed.step if resumed else 0  # type: ignore[attr-defined]
+    data.start_step = state.step  # type: ignore[attr-defined]
     model.train()
     model.gradient_checkpointing = gradient_checkpointing
     module = LanguageModule(
         model, total_steps=total_steps, optimizer=optimizer, lr=lr, schedule_name=schedule, warmup_steps=warmup_steps,
         optimizer_options=_optimizer_options(optimizer, optimizer_options, machine), min_lr_ratio=min_lr_ratio,
         decay_fraction=decay_fraction, seed=seed, tokens_per_byte=tokens_per_byte, compile_model=compile_model,
-        tokens_seen=resumed.state.tokens if resumed else 0,
+        tokens_seen=state.tokens,
     )  # fmt: skip
     control = RunControl(
         total_steps=total_steps, accumulation=accumulation, log_every=log_every, val_every=val_every,
         validates=validates, checkpoint_every=checkpoint_every, sample_every=sample_every if sample_prompts else None,
-        progress=ProgressLine(total_steps), earlier_seconds=resumed.state.train_seconds if resumed else 0.0,
+        progress=ProgressLine(total_steps), earlier_seconds=state.train_seconds, skipped_steps=state.skipped_steps,
+        skipped_in_a_row=state.skipped_in_a_row,
     )  # fmt: skip
-    hardware.share_threads(machine.devices)
-    loggers = _build_loggers(run_dir, resumed.step if resumed else 0, wandb)
+    loggers = _build_loggers(run_dir, state.step, wandb)
     figures = Figures(control, flops_per_position=flops_per_position, precision=machine.precision)
     samples = [Samples(control, run_dir, tokenizer, sample_prompts, sampling)] if sampling and sample_prompts else []
     checkpoints = Checkpoints(
@@ -212,8 +221,8 @@ def fit(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
         num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
     )  # fmt: skip
-    callbacks = [StopOnSignal(control), figures, *samples, checkpoints]
-    with _library_deprecations_ignored():
+    callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm), figures, *samples, checkpoints]
+    with _library_deprecations_ignored(), memory_errors_explained(data):
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
             trainer.fit(module, datamodule=data)
@@ -225,6 +234,15 @@ def fit(
 def _named(section: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
     """Settings by the name a user knows them under."""
     return {f"{section}.{name}": value for name, value in (values or {}).items()}
+
+
+def _watchers(
+    control: RunControl, run_dir: Path, max_skipped_steps: int | None, spike_alarm: float | None
+) -> list[pl.Callback]:
+    """The callbacks that look after a run; they come before those that log and save what they have looked at."""
+    alarms = [] if spike_alarm is None else [SpikeAlarm(control, run_dir, share=spike_alarm)]
+    skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
+    return [Rehearsal(), StopOnSignal(control), skipped, *alarms]
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
@@ -264,6 +282,7 @@ def _build_trainer(
     run_dir: Path,
 ) -> pl.Trainer:
     """A trainer without anything that is not used: its default callbacks, logging and checks cost time per batch."""
+    hardware.share_threads(machine.devices)  # before Lightning sets threads of its own
     return pl.Trainer(
         strategy=strategy,
         accelerator=machine.accelerator,

@@ -99,7 +99,8 @@ class LanguageModule(pl.LightningModule):
         """Moves what the model reads; `step_tokens` and `sample_ids` stay on the host, where they are read."""
         if device.type == "cpu":
             return batch
-        moved = {name: batch[name].to(device, non_blocking=True) for name in ("input_ids", "labels")}
+        read = (name for name in ("input_ids", "labels", "document_ids") if name in batch)
+        moved = {name: batch[name].to(device, non_blocking=True) for name in read}
         return {**batch, **moved}
 
     def on_train_batch_start(self, batch: dict, batch_idx: int) -> None:
@@ -117,13 +118,22 @@ class LanguageModule(pl.LightningModule):
     def training_step(self, batch: dict, batch_idx: int) -> Tensor:
         """The micro-batch's share of the step's loss, before Lightning's and the strategy's own divisions."""
         trainer = self.trainer
-        total, _ = self._loss_sum(self.model, batch["input_ids"], batch["labels"])
+        total = self.batch_loss(batch)
         first = batch_idx % trainer.accumulate_grad_batches == 0
         share = total.detach().double()
         self._step_loss = share if first else self._step_loss + share
         self._step_tokens = int(batch["step_tokens"])  # a host tensor: no device is waited for
         self.positions_seen += batch["input_ids"].numel()
-        return total * (trainer.accumulate_grad_batches * trainer.world_size / max(1, self._step_tokens))
+        scale = trainer.accumulate_grad_batches * trainer.world_size / max(1, self._step_tokens)
+        # A loss that is not finite can have a finite gradient. Made NaN, that shows in the gradient's norm, which all
+        # ranks share and look at before they take the step: no synchronisation of its own.
+        return total * torch.where(total.detach().isfinite(), scale, math.nan)
+
+    def batch_loss(self, batch: dict) -> Tensor:
+        """The summed loss of a micro-batch's trained tokens, an fp32 scalar in nats."""
+        return self._loss_sum(self.model, batch["input_ids"], batch["labels"], document_ids=batch.get("document_ids"))[
+            0
+        ]
 
     def on_train_batch_end(self, outputs: Any, batch: dict, batch_idx: int) -> None:
         """Counts the step's tokens once it is complete. Callbacks run before this hook and use `finished_tokens`."""
@@ -145,7 +155,9 @@ class LanguageModule(pl.LightningModule):
 
     def validation_step(self, batch: dict, batch_idx: int) -> None:
         """Adds the batch's summed loss and its number of targets."""
-        total, count = loss_sum(self.model, batch["input_ids"], batch["labels"])  # too short to repay compiling
+        # Not through the compiled one: too short to repay it.
+        documents = batch.get("document_ids")
+        total, count = loss_sum(self.model, batch["input_ids"], batch["labels"], document_ids=documents)
         self._val_totals += torch.stack((total.double(), count.double()))
 
     def on_validation_epoch_end(self) -> None:

@@ -7,6 +7,7 @@ It knows the order of events around a step: figures, then validation, then savin
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from llmtrain.training import checkpointing, loops
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.module import LanguageModule
+from llmtrain.training.skipping import NonFiniteError
 from llmtrain.training.state import failing_together
 
 log = logging.getLogger(__name__)
@@ -116,7 +118,8 @@ class Checkpoints(Callback):
         assert isinstance(pl_module, LanguageModule)
         result = pl_module.last_validation
         step, tokens = trainer.global_step, pl_module.tokens_seen
-        better = self.best is None or result["val/loss"] < self.best["val_loss"]
+        loss = result["val/loss"]
+        better = math.isfinite(loss) and (self.best is None or loss < self.best["val_loss"])
         weights = None
         if better:
             self.best = {"step": step, "val_loss": result["val/loss"], "val_bpb": result.get("val/bpb")}
@@ -152,6 +155,8 @@ class Checkpoints(Callback):
                 owes_validation=owes_validation,
                 fixed=self._fixed,
                 free=self._free,
+                skipped_steps=self._control.skipped_steps,
+                skipped_in_a_row=self._control.skipped_in_a_row,
             )
             checkpointing.write_checkpoint(
                 trainer,
@@ -172,7 +177,7 @@ class Checkpoints(Callback):
         tokens: int,
         weights: Weights | None = None,
     ) -> Weights:
-        """Writes the model folder on rank 0. A collective.
+        """Writes the model folder on rank 0, unless the weights are not finite. A collective.
 
         Args:
             trainer, module: the run.
@@ -186,6 +191,12 @@ class Checkpoints(Callback):
         with self._control.stopwatch.paused():
             if weights is None:
                 weights = trainer.strategy.fp32_state_dict(module.model) or {}  # type: ignore[attr-defined]
+            wrong = next((name for name, value in weights.items() if not value.isfinite().all()), None)
+            if (wrong := trainer.strategy.broadcast(wrong)) is not None:
+                raise NonFiniteError(
+                    f"after step {step} the weights themselves are not finite ({wrong}) and are not written; lower "
+                    "optim.lr and resume from an earlier checkpoint."
+                )
             with failing_together():
                 if trainer.is_global_zero:
                     validated = self.best if self.best is not None and self.best["step"] == step else {}

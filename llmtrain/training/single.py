@@ -1,8 +1,10 @@
 """One process without DeepSpeed: fp32 weights, computed in fp32 or under bf16 autocast.
 
-It offers what the DeepSpeed strategy offers: the true gradient norm, the fp32 weights and the training state.
+It offers what the DeepSpeed strategy offers: the true gradient norm, whether a step was skipped, the fp32 weights and the
+training state.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +23,18 @@ class _NormKeeper(Precision):
     """
 
     norm: Tensor | None = None
+    skipped = False
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        """Backward, then the step, unless the gradient is not finite: weights and moments stay untouched then.
+
+        On a GPU this waits for the norm once per step, as DeepSpeed does.
+        """
+        loss = self._wrap_closure(model, optimizer, closure)
+        self.skipped = self.norm is not None and not math.isfinite(self.norm)
+        if not self.skipped:
+            optimizer.step(**kwargs)
+        return loss
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float | None = 0.0, gradient_clip_algorithm: Any = "norm"
@@ -55,6 +69,11 @@ class SingleStrategy(SingleDeviceStrategy):
         Reading it waits for the device.
         """
         return None if self._norms.norm is None else float(self._norms.norm)
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was left out because its gradient was not finite."""
+        return self._norms.skipped
 
     def fp32_state_dict(self, module: nn.Module) -> dict[str, Tensor]:
         """The module's state dict on the CPU, floating-point values in fp32, tied weights as one tensor."""

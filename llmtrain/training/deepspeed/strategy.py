@@ -6,6 +6,7 @@ What it changes, as tried with lightning 2.6.6 and deepspeed 0.19.8:
 
 * Lightning refuses every accelerator but CUDA; here one or several CPU processes work alike.
 * Lightning divides the loss by the accumulation and DeepSpeed divides it again; here it is divided once.
+* A step whose gradient is not finite leaves nothing behind, with offload too.
 * Gradients are accumulated and reduced in fp32 in bf16 runs too (DeepSpeed: in bf16).
 * One process does not send its gradients to itself (`trim.py`).
 * DeepSpeed's log and prints go to python logging, and its checkpoint files (pickles) are neither written nor read:
@@ -35,6 +36,16 @@ class _Precision(DeepSpeedPrecision):
     def backward(self, tensor: Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         # Lightning's closure has already divided the loss by accumulate_grad_batches.
         model.trainer.model.backward(tensor, *args, scale_wrt_gas=False, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        engine = model.trainer.model
+        inner, whole_step = engine.optimizer, engine.is_gradient_accumulation_boundary()
+        result = super().optimizer_step(optimizer, model, closure, **kwargs)
+        if whole_step and inner.overflow and getattr(inner, "cpu_offload", False):
+            # ZeRO 2 with offload in bf16 keeps the gradients of a skipped step and adds the next step's to them, so
+            # that after one NaN every step would be skipped (deepspeed 0.19.8).
+            inner.averaged_gradients = dict.fromkeys(inner.averaged_gradients)
+        return result
 
 
 class DeepSpeedStrategy(LightningDeepSpeedStrategy):
@@ -120,6 +131,15 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         """
         norm = self.deepspeed_engine.get_global_grad_norm()
         return None if norm is None else float(norm)
+
+    @property
+    def last_step_skipped(self) -> bool:
+        """Whether the last step was left out, on all ranks, because the gradient's norm was not finite.
+
+        Every optimiser of DeepSpeed's reduces the norm over the ranks and reads it before it touches a weight, so this
+        costs nothing more. (fp32 runs, too: `check_grad_overflow` is another, earlier look at each gradient.)
+        """
+        return bool(self.deepspeed_engine.optimizer.overflow)
 
     @torch.no_grad()
     def fp32_state_dict(self, module: nn.Module) -> dict[str, Tensor] | None:
@@ -208,7 +228,7 @@ def build_strategy(
         grad_accum_dtype, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
 
     Returns:
-        A strategy with `last_grad_norm`, `fp32_state_dict`, `shard` and `publish_weights`.
+        A strategy with `last_grad_norm`, `last_step_skipped`, `fp32_state_dict`, `shard` and `publish_weights`.
 
     Raises:
         ValueError: settings that do not go together.
