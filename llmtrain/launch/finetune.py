@@ -39,10 +39,10 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: A setting that cannot work, before anything is trained.
-        SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
+        Ended: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
-    from llmtrain.launch.fitting import checked_length
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE, is_main_process
+    from llmtrain.launch.fitting import checked_length, end_if_stopped
+    from llmtrain.training.fit import is_main_process
 
     if not is_main_process():
         logger.setLevel(logging.ERROR)  # the first process says what all of them find
@@ -56,13 +56,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
     if not result.is_main:
         return {}
-    if result.stopped_by is not None:
-        logger.warning(
-            "stopped by %s after step %d, which is saved; resume=auto goes on from there",
-            result.stopped_by,
-            result.steps,
-        )
-        raise SystemExit(REQUEUE_EXIT_CODE)
+    end_if_stopped("finetune", run_dir, result)
     return _conclude(settings, run_dir, base, task, tuning, result)
 
 

@@ -131,6 +131,10 @@ class Terminal:
         if self.rank == 0:
             print(text, file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Writes to the log, on any rank: a process that shares the log of rank 0 has it as descriptor 1."""
+        _write_all(1, text)
+
     def finish(self, results: dict[str, Any]) -> None:
         """Writes the results as the last line of stdout, on rank 0; afterwards nothing of ours reaches stdout."""
         if self.rank == 0:

@@ -20,13 +20,15 @@ from lightning.pytorch.loggers import Logger
 
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
-from llmtrain.training import checkpointing, hardware
+from llmtrain.training import checkpointing, hardware, placement
 from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
+from llmtrain.training.cluster import Cluster
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.hardware import Machine
 from llmtrain.training.loggers import METRICS_FILE, MetricsCsv, build_wandb, close, is_main_process, run_id
+from llmtrain.training.lost import naming_the_lost
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.saving import Checkpoints, WriteModel
@@ -94,7 +96,8 @@ def fit(
     strategy_options: Mapping[str, Any] | None = None,
     accelerator: str = "auto",
     devices: int | str = "auto",
-    num_nodes: int = 1,
+    num_nodes: int | str = "auto",
+    timeout: float = 1800.0,
     precision: str = "auto",
     compile_model: bool = False,
     gradient_checkpointing: bool = False,
@@ -134,7 +137,8 @@ def fit(
         strategy_options: further arguments of `build_strategy`.
         accelerator: `auto`, `cpu` or `gpu`.
         devices: processes on this machine.
-        num_nodes: machines.
+        num_nodes: machines, or `auto`: as many as the launcher says.
+        timeout: seconds that a process waits for the others before it ends.
         precision: `auto`, `bf16` or `fp32`.
         compile_model: forward and backward through `torch.compile`.
         gradient_checkpointing: recompute activations in backward.
@@ -199,13 +203,14 @@ def fit(
     )  # fmt: skip
     built = build_strategy(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
-        num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
+        num_nodes=machine.num_nodes, optimizer=optimizer, timeout=timeout, **(strategy_options or {}),
     )  # fmt: skip
-    callbacks = [StopOnSignal(control), figures, *samples, checkpoints]
+    callbacks = [StopOnSignal(control, timeout=timeout), figures, *samples, checkpoints]
     with _library_deprecations_ignored():
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
-            trainer.fit(module, datamodule=data)
+            with naming_the_lost(trainer, timeout=timeout):
+                trainer.fit(module, datamodule=data)
         finally:
             close(loggers)
     return _result(trainer, module, control, figures, checkpoints)
@@ -270,6 +275,7 @@ def _build_trainer(
         enable_autolog_hparams=False,
         use_distributed_sampler=False,
         default_root_dir=run_dir,
+        plugins=[Cluster(placement.here(), machine.devices)],
     )
 
 
