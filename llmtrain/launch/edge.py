@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Run = Callable[["DictConfig", Path], dict[str, Any]]
+Prepare = Callable[[], "tuple[Composed, RunFolder]"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -70,6 +71,7 @@ def launch(
     *,
     configs: Path | None = None,
     run: Run | None = None,
+    prepare: Prepare | None = None,
 ) -> int:
     """Runs a command in this process, which it takes over (descriptors, logging, warnings).
 
@@ -78,6 +80,7 @@ def launch(
         overrides: Its `key=value` arguments.
         configs: The folder of the YAML files; the package's own unless given.
         run: The function to run; the command's module has it unless given.
+        prepare: Gives settings and folder in the place of composing `overrides` (several runs in one command).
 
     Returns:
         The exit code of the process.
@@ -87,7 +90,10 @@ def launch(
     folder: RunFolder | None = None
     code = 0
     try:
-        composed, folder = _prepare(command, overrides, configs, terminal)
+        composed, folder = prepare() if prepare else _prepare(command, overrides, configs, terminal)
+        _begin(composed, folder, terminal)
+        if prepare is None:
+            terminal.say(describe(command, composed, folder.path if folder.kept else None))
         run = run or importlib.import_module(command.module).run
         try:
             results = run(composed.settings, folder.path)
@@ -123,20 +129,22 @@ def _first_rank() -> int:
 def _prepare(
     command: Command, overrides: Sequence[str], configs: Path | None, terminal: Terminal
 ) -> tuple[Composed, RunFolder]:
-    from omegaconf import OmegaConf
-
     from llmtrain.launch.composing import compose
 
     composed = compose(command.name, overrides, configs)
+    return composed, open_folder(command, composed.settings, terminal)
+
+
+def _begin(composed: Composed, folder: RunFolder, terminal: Terminal) -> None:
+    """Log and settings into the folder; the settings learn which one it is."""
+    from omegaconf import OmegaConf
+
     settings = composed.settings
-    folder = open_folder(command, settings, terminal)
     OmegaConf.update(settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
     if folder.kept:
         terminal.keep_log(folder.path / "log.txt")
         resolved = OmegaConf.create(OmegaConf.to_container(settings, resolve=True))
         OmegaConf.save(resolved, folder.path / "config.yaml")
-    terminal.say(describe(command, composed, folder.path if folder.kept else None))
-    return composed, folder
 
 
 def describe(command: Command, composed: Composed, folder: Path | None) -> str:

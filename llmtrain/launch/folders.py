@@ -81,18 +81,20 @@ class RunFolder:
         kept: This process makes it and writes into it; else it only knows of it.
         runs_dir: The folder of all runs.
         command: The command, whose runs `latest` is among.
+        listed: Whether `latest` may point to it.
     """
 
-    def __init__(self, path: Path, *, kept: bool, runs_dir: Path, command: str) -> None:
+    def __init__(self, path: Path, *, kept: bool, runs_dir: Path, command: str, listed: bool = True) -> None:
         self.path = path
         self.kept = kept
         self._new = kept and not path.exists()
-        self._listed = path.parent == runs_dir / command
+        self._all = runs_dir / command
+        self._listed = listed and self._all in path.parents
         self._former = runs.latest_run(runs_dir, command)
         if kept:
             path.mkdir(parents=True, exist_ok=True)
             if self._listed:
-                runs.point_latest(path)
+                runs.point_latest(path, self._all)
 
     @property
     def empty(self) -> bool:
@@ -104,12 +106,12 @@ class RunFolder:
         if not self.kept:
             return
         if self._listed and self._former is not None:
-            runs.point_latest(self._former)
+            runs.point_latest(self._former, self._all)
         if self._new and self.empty:
             log = self.path / "log.txt"
             if self._listed and log.exists():
-                log.replace(self.path.parent / "failed.log")
+                log.replace(self._all / "failed.log")
             shutil.rmtree(self.path)
-            pointer = self.path.parent / runs.LATEST
+            pointer = self._all / runs.LATEST
             if self._former is None and pointer.is_symlink():
                 pointer.unlink()

@@ -83,17 +83,23 @@ def choose_run_dir(
     return folder
 
 
-def point_latest(run_dir: Path) -> None:
-    """Makes `latest`, beside the run folder, point to it: a symbolic link, or a text file where there are none."""
-    pointer, beside = run_dir.parent / LATEST, run_dir.parent / f".{LATEST}-{os.getpid()}"
+def point_latest(run_dir: Path, folder: Path | None = None) -> None:
+    """Makes `latest` point to a run folder: a symbolic link, or a text file where there are none.
+
+    Args:
+        run_dir: The run folder.
+        folder: Where `latest` is, a folder above it; the one just above unless given.
+    """
+    folder = folder or run_dir.parent
+    pointer, beside = folder / LATEST, folder / f".{LATEST}-{os.getpid()}"
     if run_dir.name == LATEST or (pointer.is_dir() and not pointer.is_symlink()):
         return  # the pointer itself, or a folder of the user's own
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
     try:
-        beside.symlink_to(run_dir.name, target_is_directory=True)
+        beside.symlink_to(run_dir.relative_to(folder), target_is_directory=True)
     except OSError:
-        beside.write_text(run_dir.name + "\n", encoding="utf-8")
+        beside.write_text(f"{run_dir.relative_to(folder)}\n", encoding="utf-8")
     beside.replace(pointer)
 
 
