@@ -70,7 +70,7 @@ def test_every_experiment_composes_with_the_command_that_it_names(option):
 
 
 def test_no_file_is_left_over():
-    """Each file is a root, an option of a group that some root uses, the base of such an option, or for Hydra itself."""
+    """Each file is a root, an option of a group that some root uses, such an option's base, or for Hydra itself."""
     groups = {group for group, _ in OPTIONS} | {"hydra/launcher"}
     assert not [shown(path) for path in FILES if path.parent != CONFIGS and shown(path.parent) not in groups]
 

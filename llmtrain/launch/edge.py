@@ -16,6 +16,7 @@ import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +28,11 @@ from llmtrain.training import placement
 from llmtrain.training.lost import LostProcessError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from llmtrain.launch.composing import Composed
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[["DictConfig", Path], dict[str, Any]]
+Run = Callable[..., dict[str, Any]]  # (settings, run folder)
 Prepare = Callable[[], "tuple[Composed, RunFolder]"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -51,6 +50,7 @@ class Command:
         summary: One line for the help.
         positional: The key that arguments without `=` go to; None refuses them.
         text_on_stdout: What the command prints is its product and goes to stdout, before the JSON.
+        takes_overrides: Its `run` is also given the arguments as typed, as `overrides`.
         keeps_folder: A run folder is always made; otherwise only when `name` or `paths.run_dir` is given.
     """
 
@@ -59,6 +59,7 @@ class Command:
     positional: str | None = None
     text_on_stdout: bool = False
     keeps_folder: bool = True
+    takes_overrides: bool = False
 
     @property
     def module(self) -> str:
@@ -95,6 +96,8 @@ def launch(
         if prepare is None:
             terminal.say(describe(command, composed, folder.path if folder.kept else None))
         run = run or importlib.import_module(command.module).run
+        if command.takes_overrides:
+            run = partial(run, overrides=list(overrides))
         try:
             results = run(composed.settings, folder.path)
         except Ended as ended:

@@ -27,6 +27,9 @@ COMMANDS = {
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
         Command("bench", "measure speed side by side with plain PyTorch and transformers"),
+        Command(
+            "verify-resume", "check that an interrupted pretraining run equals one that was not", takes_overrides=True
+        ),
         Command("smoke", "run the whole line once at toy size"),
     )
 }
@@ -134,7 +137,7 @@ def _overview() -> str:
         "  llmtrain <command> -m key=1,2,3  (several runs)",
     ]
     lines += ["  llmtrain <command> --help", "", "commands:"]
-    return "\n".join([*lines, *(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())])
+    return "\n".join([*lines, *(f"  {command.name:<13} {command.summary}" for command in COMMANDS.values())])
 
 
 def describe_settings(command: Command, configs: Path, arguments: Sequence[str] = ()) -> str:

@@ -32,6 +32,7 @@ from llmtrain.training.lost import naming_the_lost
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.saving import Checkpoints, WriteModel
+from llmtrain.training.witness import witnesses
 
 if TYPE_CHECKING:
     from llmtrain.generation import SamplingParams
@@ -206,6 +207,7 @@ def fit(
         num_nodes=machine.num_nodes, optimizer=optimizer, timeout=timeout, **(strategy_options or {}),
     )  # fmt: skip
     callbacks = [StopOnSignal(control, timeout=timeout), figures, *samples, checkpoints]
+    callbacks += witnesses(run_dir, resumed_step=resumed.step if resumed else 0)
     with _library_deprecations_ignored():
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
