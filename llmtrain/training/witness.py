@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 SAMPLES_VARIABLE = "LLMTRAIN_SAMPLE_IDS"
 """Set to 1: the ids of every step's samples go to `sample_ids.csv` in the run folder."""
 SIGNAL_VARIABLE = "LLMTRAIN_SIGNAL_AT"
-"""`SIGKILL@7`: rank 0 sends itself this signal in the middle of step 7, counted from 1."""
+"""`SIGKILL@7`: rank 0 sends itself this signal in the middle of step 7, counted from 1; `SIGKILL@7:1`: rank 1 does."""
 SAMPLES_FILE = "sample_ids.csv"
 
 
@@ -36,10 +36,10 @@ def witnesses(run_dir: Path, *, resumed_step: int, environment: Mapping[str, str
         found.append(SampleIds(run_dir / SAMPLES_FILE, resumed_step=resumed_step))
     wanted = environment.get(SIGNAL_VARIABLE)
     if wanted:
-        match = re.fullmatch(r"(SIG[A-Z0-9]+)@(\d+)", wanted)
+        match = re.fullmatch(r"(SIG[A-Z0-9]+)@(\d+)(?::(\d+))?", wanted)
         if match is None or match[1] not in signal.Signals.__members__:
             raise ValueError(f"{SIGNAL_VARIABLE}={wanted} must be a signal and a step, such as SIGKILL@7.")
-        found.append(SignalAt(signal.Signals[match[1]], int(match[2])))
+        found.append(SignalAt(signal.Signals[match[1]], int(match[2]), rank=int(match[3] or 0)))
     return found
 
 
@@ -86,15 +86,16 @@ class SampleIds(Callback):
 
 
 class SignalAt(Callback):
-    """Rank 0 sends itself a signal in the middle of a step, between its micro-batches if it has several.
+    """A rank sends itself a signal in the middle of a step, between its micro-batches if it has several.
 
     Args:
         number: The signal.
         step: The step, counted from 1.
+        rank: The rank.
     """
 
-    def __init__(self, number: signal.Signals, step: int) -> None:
-        self._number, self._step = number, step
+    def __init__(self, number: signal.Signals, step: int, *, rank: int = 0) -> None:
+        self._number, self._step, self._rank = number, step, rank
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -102,5 +103,5 @@ class SignalAt(Callback):
         """Sends it."""
         middle = trainer.accumulate_grad_batches // 2
         here = batch_idx % trainer.accumulate_grad_batches == middle and trainer.global_step == self._step - 1
-        if here and trainer.is_global_zero:
+        if here and trainer.global_rank == self._rank:
             os.kill(os.getpid(), self._number)
