@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize pretrain finetune evaluate generate show-batch bench smoke
+COMMANDS := prepare tokenizer tokenize pretrain finetune evaluate generate show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -78,6 +78,9 @@ bench: $(STAMP) ## speed, side by side with plain PyTorch and transformers
 
 bench-memory: $(STAMP) ## peak memory of preparing 1 GB of text against 100 MB
 	@$(RUN) scripts/bench.py "which=[memory]"
+
+verify-resume: $(STAMP) ## check that an interrupted pretraining run equals one that was not
+	@$(RUN) scripts/verify_resume.py
 
 smoke: $(STAMP) ## the whole line at toy size, in under two minutes
 	@$(RUN) scripts/smoke.py

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def placement_before_anything() -> None:
+    """A process reads once where it stands; strategies that tests set up here change the variables."""
+    from llmtrain.training import placement
+
+    placement.here()
+
+
 @pytest.fixture(scope="session")
 def tiny_config() -> Callable[..., ModelConfig]:
     """`tiny_config(dropout=0.1)`: the configuration of model T, with changes."""

@@ -215,7 +215,7 @@ class _Bench:
         settings, config = self.pretrain, self.start.model.config
         if settings.logger.kind != "csv":
             logger.warning("logger=%s is not measured: the bench logs to metrics.csv only", settings.logger.kind)
-        if settings.trainer.devices not in ("auto", 1) or settings.trainer.num_nodes != 1:
+        if settings.trainer.devices not in ("auto", 1) or settings.trainer.num_nodes not in ("auto", 1):
             logger.warning("trainer.devices and trainer.num_nodes are not used: every side of the bench is one process")
         settings.trainer.devices = settings.trainer.num_nodes = 1
         batch = pretrain._check_settings(settings)

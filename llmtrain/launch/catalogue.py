@@ -51,10 +51,12 @@ def group_options(configs: Path, group: str) -> tuple[str, ...]:
 
 
 def read_groups(configs: Path, root: str) -> dict[str, Group]:
-    """The groups that a command's root file lists in its defaults, by name."""
-    groups = {}
+    """The groups that a command's root file lists in its defaults, by name, those of a root that it builds on too."""
+    groups: dict[str, Group] = {}
     for group, option, _ in _defaults(configs / f"{root}.yaml"):
-        if group:
+        if not group and option not in ("_self_", None):
+            groups |= read_groups(configs, str(option))
+        elif group:
             groups[group] = Group(group, option, group_options(configs, group))
     return groups
 

@@ -77,6 +77,17 @@ def compose(root: str, overrides: Sequence[str], configs: Path | None = None) ->
     return composed
 
 
+def declared_sweeps(root: str, overrides: Sequence[str], configs: Path | None = None) -> dict[str, str]:
+    """What the YAML files sweep over themselves (`hydra.sweeper.params` of an experiment): values by key."""
+    from omegaconf import OmegaConf
+
+    configs = configs or catalogue.config_dir()
+    groups = catalogue.read_groups(configs, root)
+    choices = [f"{key}={value}" for key, value in map(_split, overrides) if key in groups]
+    params = OmegaConf.select(_hydra_compose(root, choices, configs), "hydra.sweeper.params")
+    return {} if params is None else {str(key): str(value) for key, value in params.items()}
+
+
 def _split(argument: str) -> tuple[str, str]:
     match = _ARGUMENT.fullmatch(argument)
     if match is None or match["sign"] == "~":
@@ -94,25 +105,31 @@ def _check_option(group: catalogue.Group, option: str) -> None:
 
 
 def _compose_groups(root: str, choices: list[str], configs: Path) -> Composed:
+    from omegaconf import open_dict
+
+    settings = _hydra_compose(root, choices, configs)
+    chosen = settings.hydra.runtime.choices
+    options = {name: chosen[name] for name in chosen if not str(name).startswith("hydra/")}
+    with open_dict(settings):
+        del settings["hydra"]
+    return Composed(settings, options)
+
+
+def _hydra_compose(root: str, choices: list[str], configs: Path) -> DictConfig:
     import hydra
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf, open_dict
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     OmegaConf.register_new_resolver("llmtrain.question_marks", lambda: "???", replace=True)
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(config_dir=str(configs.resolve()), version_base="1.3"):
-            settings = hydra.compose(root, overrides=choices, return_hydra_config=True)
+            return hydra.compose(root, overrides=choices, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException) as error:
         sentence = " ".join(str(error).partition("\n\n")[0].split())  # what follows is the search path
         raise SettingsError(f"the settings do not fit together: {sentence}") from error
-    chosen = settings.hydra.runtime.choices
-    options = {name: chosen[name] for name in chosen if not str(name).startswith("hydra/")}
-    with open_dict(settings):
-        del settings["hydra"]
-    return Composed(settings, options)
 
 
 def _set(settings: DictConfig, key: str, text: str, groups: Iterable[str], root: str) -> None:

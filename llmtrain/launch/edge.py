@@ -12,29 +12,31 @@ import importlib
 import logging
 import os
 import shlex
-import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch import runs
+from llmtrain.launch.ending import Ended
+from llmtrain.launch.folders import RunFolder, open_folder
 from llmtrain.launch.terminal import Terminal, to_json
+from llmtrain.training import placement
+from llmtrain.training.lost import LostProcessError
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from llmtrain.launch.composing import Composed
 
 logger = logging.getLogger(__name__)
 
-Run = Callable[["DictConfig", Path], dict[str, Any]]
+Run = Callable[..., dict[str, Any]]  # (settings, run folder)
+Prepare = Callable[[], "tuple[Composed, RunFolder]"]
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_EDGE_FILES = frozenset({"log.txt", "config.yaml"})
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _BAD_NAMES = (errno.ENAMETOOLONG, errno.ELOOP, errno.EROFS)
@@ -51,6 +53,7 @@ class Command:
         summary: One line for the help.
         positional: The key that arguments without `=` go to; None refuses them.
         text_on_stdout: What the command prints is its product and goes to stdout, before the JSON.
+        takes_overrides: Its `run` is also given the arguments as typed, as `overrides`.
         keeps_folder: A run folder is always made; otherwise only when `name` or `paths.run_dir` is given.
     """
 
@@ -59,6 +62,7 @@ class Command:
     positional: str | None = None
     text_on_stdout: bool = False
     keeps_folder: bool = True
+    takes_overrides: bool = False
 
     @property
     def module(self) -> str:
@@ -71,6 +75,7 @@ def launch(
     *,
     configs: Path | None = None,
     run: Run | None = None,
+    prepare: Prepare | None = None,
 ) -> int:
     """Runs a command in this process, which it takes over (descriptors, logging, warnings).
 
@@ -79,20 +84,31 @@ def launch(
         overrides: Its `key=value` arguments.
         configs: The folder of the YAML files; the package's own unless given.
         run: The function to run; the command's module has it unless given.
+        prepare: Gives settings and folder in the place of composing `overrides` (several runs in one command).
 
     Returns:
         The exit code of the process.
     """
-    runs.end_with_rank_0()
-    terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=runs.process_rank())
-    folder: _RunFolder | None = None
+    part_done = runs.end_with_first_process()
+    terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=_first_rank())
+    folder: RunFolder | None = None
+    code = 0
     try:
-        composed, folder = _prepare(command, overrides, configs, terminal)
+        composed, folder = prepare() if prepare else _prepare(command, overrides, configs, terminal)
+        _begin(composed, folder, terminal)
+        if prepare is None:
+            terminal.say(describe(command, composed, folder.path if folder.kept else None))
         run = run or importlib.import_module(command.module).run
-        results = run(composed.settings, folder.path)
+        if command.takes_overrides:
+            run = partial(run, overrides=list(overrides))
+        try:
+            results = run(composed.settings, folder.path)
+        except Ended as ended:
+            results, code = ended.results, ended.code
         if folder.kept:
             (folder.path / "results.json").write_text(to_json(results) + "\n", encoding="utf-8")
         terminal.finish(results)
+        part_done.set()
     except KeyboardInterrupt:
         done = folder is not None and folder.kept and not folder.empty
         if folder is not None and not done:
@@ -104,52 +120,21 @@ def launch(
         return 141
     except Exception as error:
         return _report(error, command, folder, terminal)
-    return 0
+    return code
 
 
-class _RunFolder:
-    """The folder of this run as far as the edge goes: made, pointed to, and taken back if nothing came of it."""
-
-    def __init__(self, path: Path, *, kept: bool, runs_dir: Path, command: str) -> None:
-        self.path = path
-        self.kept = kept
-        self._new = kept and not path.exists()
-        self._listed = path.parent == runs_dir / command
-        self._former = runs.latest_run(runs_dir, command)
-        if kept:
-            path.mkdir(parents=True, exist_ok=True)
-            if self._listed:
-                runs.point_latest(path)
-
-    @property
-    def empty(self) -> bool:
-        """Whether the run has left nothing there yet but what the edge itself writes."""
-        return {entry.name for entry in self.path.iterdir()} <= _EDGE_FILES
-
-    def take_back(self) -> None:
-        """After a mistake of the user's: no litter, and `latest` is what it was; the log stays as failed.log.
-
-        A new folder that a run has begun to fill stays, and `latest` too: training may have gone on for days.
-        """
-        if not self.kept or (self._new and not self.empty):
-            return
-        if self._listed and self._former is not None:
-            runs.point_latest(self._former)
-        if self._new and self.empty:
-            log = self.path / "log.txt"
-            if self._listed and log.exists():
-                log.replace(self.path.parent / "failed.log")
-            shutil.rmtree(self.path)
-            pointer = self.path.parent / runs.LATEST
-            if self._former is None and pointer.is_symlink():
-                pointer.unlink()
+def _first_rank() -> int:
+    """This process's rank, as far as it is known before the settings are."""
+    try:
+        place = placement.here()
+    except ValueError:  # said once settings are read
+        return 0
+    return 0 if place.is_first else place.ranks(place.local_size or 1)[0] or 1
 
 
 def _prepare(
     command: Command, overrides: Sequence[str], configs: Path | None, terminal: Terminal
-) -> tuple[Composed, _RunFolder]:
-    from omegaconf import OmegaConf
-
+) -> tuple[Composed, RunFolder]:
     from llmtrain.launch.composing import UnknownKeyError, compose
 
     try:
@@ -159,37 +144,20 @@ def _prepare(
             raise
         as_text = f"llmtrain {command.name} -- {shlex.quote(error.argument)}"
         raise ValueError(f"{error}; if it is the {command.positional}: {as_text}") from error
+    runs.check_folders(composed.settings.paths)
+    return composed, open_folder(command, composed.settings, terminal)
+
+
+def _begin(composed: Composed, folder: RunFolder, terminal: Terminal) -> None:
+    """Log and settings into the folder; the settings learn which one it is."""
+    from omegaconf import OmegaConf
+
     settings = composed.settings
-    runs.check_folders(settings.paths)
-    folder = _open_folder(command, settings, terminal.rank)
     OmegaConf.update(settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
     if folder.kept:
         terminal.keep_log(folder.path / "log.txt")
-        if terminal.rank == 0:
-            resolved = OmegaConf.create(OmegaConf.to_container(settings, resolve=True))
-            OmegaConf.save(resolved, folder.path / "config.yaml")
-    terminal.say(describe(command, composed, folder.path if folder.kept else None))
-    return composed, folder
-
-
-def _open_folder(command: Command, settings: DictConfig, rank: int) -> _RunFolder:
-    paths = settings.paths
-    runs_dir = Path(paths.runs_dir)
-    given = os.environ.get(runs.RUN_DIR_VARIABLE) if rank else None
-    name, resume = settings.get("name"), settings.get("resume")
-    run_dir = paths.run_dir or given
-    if rank:
-        if run_dir is None and name is None:
-            raise ValueError(
-                f"rank {rank} does not know the run folder, since its launcher is not ours: "
-                "give all ranks the same one with paths.run_dir=… or name=…"
-            )
-        path = runs.choose_run_dir(runs_dir, command.name, name=name, run_dir=run_dir)
-        return _RunFolder(path, kept=False, runs_dir=runs_dir, command=command.name)
-    path = runs.choose_run_dir(runs_dir, command.name, name=name, run_dir=run_dir, resume=resume).absolute()
-    kept = command.keeps_folder or name is not None or run_dir is not None
-    os.environ[runs.RUN_DIR_VARIABLE] = str(path)
-    return _RunFolder(path, kept=kept, runs_dir=runs_dir.absolute(), command=command.name)
+        resolved = OmegaConf.create(OmegaConf.to_container(settings, resolve=True))
+        OmegaConf.save(resolved, folder.path / "config.yaml")
 
 
 def describe(command: Command, composed: Composed, folder: Path | None) -> str:
@@ -246,11 +214,14 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _report(error: Exception, command: Command, folder: _RunFolder | None, terminal: Terminal) -> int:
+def _report(error: Exception, command: Command, folder: RunFolder | None, terminal: Terminal) -> int:
     """Tells the user what went wrong, in a sentence where it is a mistake of theirs, and returns the exit code."""
     sentence = _sentence(error)
     if terminal.rank:
-        print(f"[rank {terminal.rank}] error: {sentence or repr(error)}", file=sys.stderr, flush=True)
+        terminal.note("".join(traceback.format_exception(error)))
+    lost = isinstance(error, LostProcessError)
+    if terminal.rank and (not isinstance(error, LostProcessError) or error.speaks):
+        print(f"[rank {terminal.rank}] error: {sentence or error or repr(error)}", file=sys.stderr, flush=True)
     logged = folder is not None and folder.kept
     if logged:
         _log_traceback(error)
@@ -259,6 +230,10 @@ def _report(error: Exception, command: Command, folder: _RunFolder | None, termi
         if folder is not None:
             folder.take_back()
         return 2
+    if lost:
+        terminal.say(f"error: {error}")
+        logging.shutdown()
+        os._exit(1)  # at its exit the interpreter would take leave of processes that do not answer
     if terminal.rank == 0:
         traceback.print_exception(error)
     where = f"the log is {_near(folder.path / 'log.txt')}" if folder is not None and logged else "no log was kept"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch.runs import process_rank
+from llmtrain.training import placement
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -41,11 +41,12 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: A setting that cannot work, before anything is trained.
-        SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
+        Ended: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
-    from llmtrain.launch.fitting import checked_length
+    from llmtrain.launch.fitting import checked_length, end_if_stopped
 
-    if process_rank():
+    is_first = placement.here().is_first
+    if not is_first:
         logger.setLevel(logging.ERROR)  # the first process says what all of them find
     batch = _check_settings(settings)
     from llmtrain.checkpoint import resolve_model
@@ -55,20 +56,12 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     base = _base_model(settings, folder, run_dir)
     train, validation = _examples(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
-    tuning = _prepare(settings, base, train, is_main=not process_rank())
+    tuning = _prepare(settings, base, train, is_main=is_first)
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
     result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE
-
     if not result.is_main:
         return {}
-    if result.stopped_by is not None:
-        logger.warning(
-            "stopped by %s after step %d, which is saved; resume=auto goes on from there",
-            result.stopped_by,
-            result.steps,
-        )
-        raise SystemExit(REQUEUE_EXIT_CODE)
+    end_if_stopped("finetune", run_dir, result)
     return _conclude(settings, run_dir, base, task, tuning, result)
 
 
@@ -125,11 +118,11 @@ def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedMode
         )
     # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
     base = replace(base, folder=base.folder.resolve())
-    if is_main_process():
+    if placement.here().is_first:
         _write_down(run_dir, base.folder)
     if base.tokenizer.end_id is None:
         logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
-        base = with_role_markers(base, run_dir / "base", write=not process_rank())
+        base = with_role_markers(base, run_dir / "base", write=placement.here().is_first)
     return base
 
 

@@ -5,18 +5,25 @@ Knows the names of settings and of `fit`'s arguments, and nothing of models or d
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from llmtrain.launch.ending import Ended
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from llmtrain.training.fit import FitResult
     from llmtrain.training.geometry import RunLength
     from llmtrain.training.hardware import Machine
+
+logger = logging.getLogger(__name__)
 
 # Keys of `optim` that are arguments of `fit`; the others are the optimiser's own.
 _SCHEDULE = ("lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction", "grad_clip")
 _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkpointing", "log_every", "val_every")
+_WAITING = ("timeout",)
 _SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps", "spike_alarm")
 _INTERVALS = ("log_every", "val_every", "sample_every", "checkpoint_every", "keep_last", "max_skipped_steps")
 _ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
@@ -69,7 +76,7 @@ def fit_arguments(settings: DictConfig) -> dict[str, Any]:
     optim, trainer, strategy = settings.optim, settings.trainer, settings.strategy
     return {
         **{key: optim[key] for key in _SCHEDULE},
-        **{key: trainer[key] for key in (*_TRAINER, *_SAVING)},
+        **{key: trainer[key] for key in (*_TRAINER, *_WAITING, *_SAVING)},
         "seed": settings.seed,
         "optimizer": optim.name,
         "optimizer_options": {key: value for key, value in optim.items() if key not in ("name", *_SCHEDULE)},
@@ -117,6 +124,23 @@ def checked_length(
         decay_fraction=optim.decay_fraction,
     )
     return length
+
+
+def end_if_stopped(command: str, run_dir: Path, result: FitResult) -> None:
+    """Says that a signal ended the run, and where it stands.
+
+    Raises:
+        Ended: It did; with `REQUEUE_EXIT_CODE`.
+    """
+    from llmtrain.training.fit import REQUEUE_EXIT_CODE
+
+    if result.stopped_by is None:
+        return
+    logger.warning(
+        "stopped by %s after step %d, which is saved; resume=auto goes on from there", result.stopped_by, result.steps
+    )
+    results = {"command": command, "run_dir": str(run_dir), "stopped_by": result.stopped_by, "step": result.steps}
+    raise Ended({**results, "tokens": result.tokens}, REQUEUE_EXIT_CODE)
 
 
 def _wandb(settings: DictConfig) -> dict[str, Any] | None:

@@ -29,6 +29,9 @@ COMMANDS = {
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
         Command("show-batch", "print the texts of one step of a run", text_on_stdout=True, keeps_folder=False),
         Command("bench", "measure speed side by side with plain PyTorch and transformers"),
+        Command(
+            "verify-resume", "check that an interrupted pretraining run equals one that was not", takes_overrides=True
+        ),
         Command("smoke", "run the whole line once at toy size"),
     )
 }
@@ -79,7 +82,7 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
     """Reads the arguments of one command and launches it, or prints its help."""
     overrides: list[str] = []
     texts: list[str] = []
-    given_ids = False
+    given_ids = several = False
     for index, argument in enumerate(arguments):
         if argument == "--":
             texts += arguments[index + 1 :]
@@ -87,8 +90,8 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
         if argument in ("-h", "--help"):
             return _show(describe_settings(command, configs or catalogue.config_dir(), arguments))
         if argument in ("-m", "--multirun"):
-            return _refuse("several runs in one command (-m) are not there yet; start one run for each value")
-        if argument == "--ids" and command.name == "tokenize":
+            several = True
+        elif argument == "--ids" and command.name == "tokenize":
             given_ids = True
         elif argument.startswith("-") and argument != "-" and not argument[1:].isdigit():
             return _refuse(f"there is no flag {argument}; settings are written key=value (see --help)")
@@ -105,7 +108,19 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
     prompt = os.environ.pop(PROMPT_VARIABLE, "")
     if prompt and command.positional and not any(o.startswith(f"{command.positional}=") for o in overrides):
         overrides.append(f"{command.positional}={prompt}")
+    if several:
+        return _launch_several(command, overrides, configs or catalogue.config_dir())
+    hydras = next((each for each in overrides if each.startswith(("hydra.", "hydra/"))), None)
+    if hydras:
+        return _refuse(f"{hydras}: Hydra's own settings are for several runs in one command; add -m")
     return launch(command, overrides, configs=configs)
+
+
+def _launch_several(command: Command, overrides: Sequence[str], configs: Path) -> int:
+    from llmtrain.launch.multirun import Multirun
+
+    multirun = Multirun(command, overrides, configs)
+    return launch(command, overrides, run=multirun.run, prepare=multirun.prepare)
 
 
 def _is_override(argument: str) -> bool:
@@ -116,8 +131,12 @@ def _is_override(argument: str) -> bool:
 
 def _overview() -> str:
     lines = ["llmtrain — from text to a small language model, on your own machine", "", "usage:"]
-    lines += ["  llmtrain <command> [group=option …] [key=value …]", "  llmtrain <command> --help", "", "commands:"]
-    return "\n".join([*lines, *(f"  {command.name:<10} {command.summary}" for command in COMMANDS.values())])
+    lines += [
+        "  llmtrain <command> [group=option …] [key=value …]",
+        "  llmtrain <command> -m key=1,2,3  (several runs)",
+    ]
+    lines += ["  llmtrain <command> --help", "", "commands:"]
+    return "\n".join([*lines, *(f"  {command.name:<13} {command.summary}" for command in COMMANDS.values())])
 
 
 def describe_settings(command: Command, configs: Path, arguments: Sequence[str] = ()) -> str:
@@ -131,6 +150,7 @@ def describe_settings(command: Command, configs: Path, arguments: Sequence[str] 
         "",
         f"usage: llmtrain {command.name}{text} [group=option …] [key=value …]",
     ]
+    lines.append(f"       llmtrain {command.name} -m key=1,2,3   one run for each value")
     if command.positional:
         lines.append("  text that looks like key=value goes after --")
     groups = catalogue.read_groups(configs, command.name)

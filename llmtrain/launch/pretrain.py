@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.finished import conclude
-from llmtrain.launch.fitting import check_training, checked_length, fit_arguments
+from llmtrain.launch.fitting import check_training, checked_length, end_if_stopped, fit_arguments
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.prepare import corpus_from, report, tokenizer_from
 
@@ -49,7 +49,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: A setting that cannot work, before anything is built.
-        SystemExit: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
+        Ended: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
     sampling = sampling_params(settings.sampling)
     batch = _check_settings(settings)
@@ -58,19 +58,9 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     prompts = _prompts(settings.callbacks.prompts, start)
     _announce(settings, start, batch, length)
     result = _fit(settings, run_dir, start, batch, length, prompts, sampling)
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE
-
-    if result.stopped_by is not None:
-        if not result.is_main:
-            return {}
-        logger.warning(
-            "stopped by %s after step %d, which is saved; resume=auto goes on from there",
-            result.stopped_by,
-            result.steps,
-        )
-        raise SystemExit(REQUEUE_EXIT_CODE)
     if not result.is_main:
         return {}
+    end_if_stopped("pretrain", run_dir, result)
     return conclude(settings, run_dir, start.prepared, result, prompts, sampling)
 
 

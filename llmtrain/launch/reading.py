@@ -37,9 +37,15 @@ def read_value(key: str, text: str) -> Any:
         return literal(text)
     if name in PATH_NAMES or name.endswith(PATH_ENDINGS):
         return None if text == "null" else literal(text)
-    if name in TEXT_LIST_NAMES or name.endswith(TEXT_LIST_ENDINGS):
+    if holds_text(key):
         return _read_text_list(text)
     return _read_as_hydra(text)
+
+
+def holds_text(key: str) -> bool:
+    """Whether a key holds text, a path or a list of either, in which a comma is a comma."""
+    name = key.rpartition(".")[2]
+    return name in TEXT_NAMES | PATH_NAMES | TEXT_LIST_NAMES or name.endswith((*PATH_ENDINGS, *TEXT_LIST_ENDINGS))
 
 
 def check_text(text: str, where: str) -> None:

@@ -1,7 +1,7 @@
 """The run folder: `runs/<command>/<name or time>/`, and the pointer `latest` beside it.
 
-Rank 0 makes the folder and tells the other ranks of the machine by `LLMTRAIN_RUN_DIR`. Knows nothing of what a command
-puts into it.
+Rank 0 makes the folder and tells the processes that it starts by `LLMTRAIN_RUN_DIR`; how others learn of it is in
+`meeting`. Knows nothing of what a command puts into it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,35 @@ RUN_DIR_VARIABLE = "LLMTRAIN_RUN_DIR"
 LATEST = "latest"
 
 
-def process_rank() -> int:
-    """This process's rank as its launcher set it (torchrun, Slurm, Lightning); 0 when there is none."""
-    environment = os.environ
-    for variable in ("RANK", "SLURM_PROCID", "LOCAL_RANK"):
-        if environment.get(variable, "").isdigit():
-            rank = int(environment[variable])
-            if variable == "LOCAL_RANK" and environment.get("NODE_RANK", "0") != "0":
-                return max(rank, 1)  # only "not 0" matters; the true rank is the launcher's business
-            return rank
-    return 0
+def started_by_us() -> bool:
+    """Whether another process of this run started this one, and handed the folder on."""
+    return RUN_DIR_VARIABLE in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
 
 
-def end_with_rank_0() -> None:
-    """In a process that rank 0 started: ends when rank 0 has gone, which it would otherwise wait for without end."""
-    if process_rank() == 0 or RUN_DIR_VARIABLE not in os.environ:
-        return
+def end_with_first_process() -> threading.Event:
+    """In a process that another one of the run started: ends when that one has gone, instead of waiting without end.
+
+    Returns:
+        To be set when this process has done its part: then it ends without a word.
+    """
+    done = threading.Event()
+    if not started_by_us():
+        return done
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(1.0)
+            time.sleep(0.5)
+        time.sleep(2.0)  # a collective that has failed says more
+        if not done.is_set():
+            rank, node = os.environ["LOCAL_RANK"], os.environ.get("NODE_RANK", "0")
+            first = "rank 0" if node == "0" else f"the first process of machine {node}"
+            text = f"[local rank {rank}] error: {first} is gone, and the others cannot go on without it\n"
+            os.write(2, text.encode())
         os._exit(1)  # the main thread may wait inside a collective, where no exception reaches it
 
-    threading.Thread(target=watch, name="watch-rank-0", daemon=True).start()
+    threading.Thread(target=watch, name="watch-first-process", daemon=True).start()
+    return done
 
 
 def check_folders(paths: Mapping[str, str | None]) -> None:
@@ -95,17 +100,23 @@ def choose_run_dir(
     return folder
 
 
-def point_latest(run_dir: Path) -> None:
-    """Makes `latest`, beside the run folder, point to it: a symbolic link, or a text file where there are none."""
-    pointer, beside = run_dir.parent / LATEST, run_dir.parent / f".{LATEST}-{os.getpid()}"
+def point_latest(run_dir: Path, folder: Path | None = None) -> None:
+    """Makes `latest` point to a run folder: a symbolic link, or a text file where there are none.
+
+    Args:
+        run_dir: The run folder.
+        folder: Where `latest` is, a folder above it; the one just above unless given.
+    """
+    folder = folder or run_dir.parent
+    pointer, beside = folder / LATEST, folder / f".{LATEST}-{os.getpid()}"
     if run_dir.name == LATEST or (pointer.is_dir() and not pointer.is_symlink()):
         return  # the pointer itself, or a folder of the user's own
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
     try:
-        beside.symlink_to(run_dir.name, target_is_directory=True)
+        beside.symlink_to(run_dir.relative_to(folder), target_is_directory=True)
     except OSError:
-        beside.write_text(run_dir.name + "\n", encoding="utf-8")
+        beside.write_text(f"{run_dir.relative_to(folder)}\n", encoding="utf-8")
     beside.replace(pointer)
 
 

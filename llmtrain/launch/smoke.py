@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch.runs import RUN_DIR_VARIABLE
+from llmtrain.launch import children
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -65,15 +63,10 @@ def run_stage(command: str, overrides: list[str]) -> dict[str, Any]:
     Raises:
         SystemExit: It did not end with code 0.
     """
-    root = str(Path(__file__).resolve().parents[2])  # so that it is found when only a script was started
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    environment = os.environ | {"PYTHONPATH": path}
-    environment.pop(RUN_DIR_VARIABLE, None)
-    environment.setdefault(
-        "OMP_NUM_THREADS", "1"
-    )  # threads that wait for each other cost a toy model more than they give
+    # Threads that wait for each other cost a toy model more than they give.
+    environment = {"OMP_NUM_THREADS": "1"} | children.environment()
     done = subprocess.run(
-        [sys.executable, "-m", "llmtrain", command, *overrides],
+        children.command_line(command, overrides),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,

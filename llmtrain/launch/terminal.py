@@ -187,6 +187,10 @@ class Terminal:
             with contextlib.suppress(OSError):  # where nobody can be told, nobody is
                 print(visible(text, sys.stderr), file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Writes to the log, on any rank: a process that shares the log of rank 0 has it as descriptor 1."""
+        _write_all(1, text)
+
     def finish(self, results: dict[str, Any]) -> None:
         """Writes the results as the last line of stdout, on rank 0; afterwards nothing of ours reaches stdout."""
         if self.rank == 0:

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -232,19 +233,21 @@ def whole_model(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
 
 
 class StopOnSignal(Callback):
-    """On SIGTERM or SIGINT: finishes the step, lets it be saved, and ends. A second signal ends at once.
+    """On SIGTERM, SIGINT or SIGUSR1: finishes the step, lets it be saved, and ends. A second signal ends at once.
 
     Ranks agree once per step through a reduction on the host that is started after one step and read after the next, so
     that nothing waits; a signal to any rank stops all of them after the same step.
 
     Args:
         control: where the wish to stop is noted.
+        timeout: seconds that the ranks wait for each other.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what Slurm is usually told to send
 
-    def __init__(self, control: RunControl) -> None:
+    def __init__(self, control: RunControl, *, timeout: float = 1800.0) -> None:
         self._control = control
+        self._timeout = timedelta(seconds=timeout)
         self._received = 0
         self._former: dict[int, Any] = {}
         self._kill_children: Callable[[int], None] | None = None
@@ -255,7 +258,7 @@ class StopOnSignal(Callback):
         """Takes the signals over from Lightning, whose handler runs a collective of its own."""
         if trainer.world_size > 1:
             loops.silence_signal_broadcast(trainer)
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         launcher = trainer.strategy.launcher
         self._kill_children = getattr(launcher, "kill", None)
         if threading.current_thread() is threading.main_thread():
@@ -281,8 +284,10 @@ class StopOnSignal(Callback):
         self._restore()
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Gives the signals back."""
+        """Gives the signals back, but for SIGTERM: a launcher that ends the others of a dead rank lets them say so."""
         self._restore()
+        if trainer.world_size > 1 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def _agreed(self) -> int:
         """The signal that some rank had received when the step before was over (alone: by now); 0 for none."""
@@ -300,6 +305,8 @@ class StopOnSignal(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._received:
+            if number == signal.SIGUSR1:  # a scheduler may send it to a step and to each of its processes
+                return
             os.write(2, f"\n{name} again: ending at once.\n".encode())
             if self._kill_children is not None:
                 self._kill_children(signal.SIGKILL)

@@ -20,9 +20,10 @@ from lightning.pytorch.loggers import Logger
 
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
-from llmtrain.training import checkpointing, hardware
+from llmtrain.training import checkpointing, hardware, placement
 from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
+from llmtrain.training.cluster import Cluster
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.geometry import check_intervals
@@ -37,12 +38,14 @@ from llmtrain.training.loggers import (
     repeat_last,
     run_id,
 )
+from llmtrain.training.lost import naming_the_lost
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
 from llmtrain.training.saving import Checkpoints, WriteModel
 from llmtrain.training.skipping import SkippedSteps
 from llmtrain.training.spikes import SpikeAlarm
+from llmtrain.training.witness import witnesses
 
 if TYPE_CHECKING:
     from llmtrain.generation import SamplingParams
@@ -107,7 +110,8 @@ def fit(
     strategy_options: Mapping[str, Any] | None = None,
     accelerator: str = "auto",
     devices: int | str = "auto",
-    num_nodes: int = 1,
+    num_nodes: int | str = "auto",
+    timeout: float = 1800.0,
     precision: str = "auto",
     compile_model: bool = False,
     gradient_checkpointing: bool = False,
@@ -149,7 +153,8 @@ def fit(
         strategy_options: further arguments of `build_strategy`.
         accelerator: `auto`, `cpu` or `gpu`.
         devices: processes on this machine.
-        num_nodes: machines.
+        num_nodes: machines, or `auto`: as many as the launcher says.
+        timeout: seconds that a process waits for the others before it ends.
         precision: `auto`, `bf16` or `fp32`.
         compile_model: forward and backward through `torch.compile`.
         gradient_checkpointing: recompute activations in backward.
@@ -219,13 +224,15 @@ def fit(
     )  # fmt: skip
     built = build_strategy(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
-        num_nodes=machine.num_nodes, optimizer=optimizer, **(strategy_options or {}),
+        num_nodes=machine.num_nodes, optimizer=optimizer, timeout=timeout, **(strategy_options or {}),
     )  # fmt: skip
-    callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm), figures, *samples, checkpoints]
+    callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm, timeout), figures, *samples, checkpoints]
+    callbacks += witnesses(run_dir, resumed_step=state.step)
     with _library_deprecations_ignored(), memory_errors_explained(data):
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
-            trainer.fit(module, datamodule=data)
+            with naming_the_lost(trainer, timeout=timeout):
+                trainer.fit(module, datamodule=data)
         finally:
             close(loggers)
     return _result(trainer, module, control, figures, checkpoints)
@@ -237,12 +244,12 @@ def _named(section: str, values: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _watchers(
-    control: RunControl, run_dir: Path, max_skipped_steps: int | None, spike_alarm: float | None
+    control: RunControl, run_dir: Path, max_skipped_steps: int | None, spike_alarm: float | None, timeout: float
 ) -> list[pl.Callback]:
     """The callbacks that look after a run; they come before those that log and save what they have looked at."""
     alarms = [] if spike_alarm is None else [SpikeAlarm(control, run_dir, share=spike_alarm)]
     skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
-    return [Rehearsal(), StopOnSignal(control), skipped, *alarms]
+    return [Rehearsal(), StopOnSignal(control, timeout=timeout), skipped, *alarms]
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
@@ -305,6 +312,7 @@ def _build_trainer(
         enable_autolog_hparams=False,
         use_distributed_sampler=False,
         default_root_dir=run_dir,
+        plugins=[Cluster(placement.here(), machine.devices)],
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from llmtrain.training import placement
+
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -62,18 +64,17 @@ class Machine:
         return "cuda" if self.accelerator == "gpu" else "cpu"
 
 
-def resolve_machine(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Machine:
-    """Resolves every `auto`.
+def resolve_machine(accelerator: str, devices: int | str, num_nodes: int | str, precision: str) -> Machine:
+    """Resolves every `auto`, from what the launcher says where it started the processes.
 
     Raises:
-        ValueError: as `resolve_accelerator`, `resolve_devices` and `resolve_precision`.
+        ValueError: as `resolve_accelerator`, `resolve_devices`, `Placement.agree` and `resolve_precision`.
     """
-    if num_nodes < 1:
-        raise ValueError(f"trainer.num_nodes={num_nodes} must be at least 1.")
     accelerator = resolve_accelerator(accelerator)
-    return Machine(
-        accelerator, resolve_devices(devices, accelerator), num_nodes, resolve_precision(precision, accelerator)
-    )
+    place = placement.here()
+    asked = 0 if devices == "auto" and place.starts_all else resolve_devices(devices, accelerator)
+    size, nodes = place.agree(asked, num_nodes)
+    return Machine(accelerator, resolve_devices(size, accelerator), nodes, resolve_precision(precision, accelerator))
 
 
 def resolve_accelerator(accelerator: str) -> str:

@@ -1,7 +1,7 @@
 """One process without DeepSpeed: fp32 weights, computed in fp32 or under bf16 autocast.
 
-It offers what the DeepSpeed strategy offers: the true gradient norm, whether a step was skipped, the fp32 weights and the
-training state.
+It offers what the DeepSpeed strategy offers: the true gradient norm, whether a step was skipped, the fp32 weights and
+the training state.
 """
 
 import math

@@ -131,7 +131,10 @@ def test_bytes_that_are_not_utf8_survive(fake_environment, tmp_path):
     ("arguments", "sentence"),
     [
         (["sed=1"], "error: unknown key 'sed' (did you mean seed?); `llmtrain pretrain --help` lists all keys"),
-        (["-m", "seed=1,2"], "error: several runs in one command (-m) are not there yet; start one run for each value"),
+        (
+            ["hydra.sweep.dir=x"],
+            "error: hydra.sweep.dir=x: Hydra's own settings are for several runs in one command; add -m",
+        ),
         (["--tepm"], "error: there is no flag --tepm; settings are written key=value (see --help)"),
         (["mode=mistake"], "error: name='a/b' cannot name a folder; give a word without slashes, not 'latest'"),
         (["mode=read", "missing_file=/不 在"], "error: No such file or directory: /不 在"),
@@ -182,10 +185,12 @@ def test_interrupts_and_requests_to_be_queued_again_keep_their_codes(fake, tmp_p
 
 
 @pytest.mark.medium
-def test_ranks_above_zero_write_nothing_of_their_own(fake, tmp_path):
+def test_ranks_above_zero_write_nothing_but_a_log_of_their_own(fake, tmp_path):
+    (tmp_path / "r").mkdir()
     done = fake("pretrain", "mode=chatter", "paths.run_dir=r", env={"RANK": "1"})
     assert (done.code, done.stdout) == (0, "")
-    assert list(tmp_path.iterdir()) == []
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["r", "r/log-rank1.txt"]
+    assert "our sentence" in (tmp_path / "r/log-rank1.txt").read_text()
     assert "our sentence" not in done.stderr
     assert "[rank 1] warning: look out" in done.stderr
     lost = fake("pretrain", env={"RANK": "1"})

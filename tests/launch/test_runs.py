@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.launch.runs import choose_run_dir, latest_run, point_latest, process_rank
+from llmtrain.launch.runs import choose_run_dir, latest_run, point_latest
 
 
 def test_a_run_is_named_by_the_time_and_never_twice(tmp_path):
@@ -44,6 +44,14 @@ def test_resuming_goes_on_in_the_same_folder(tmp_path):
     assert choose_run_dir(tmp_path, "finetune", resume="auto").parent == tmp_path / "finetune"
 
 
+def test_latest_may_be_a_run_among_several(tmp_path):
+    run = tmp_path / "pretrain" / "multirun-1" / "seed=2"
+    run.mkdir(parents=True)
+    point_latest(run, tmp_path / "pretrain")
+    assert latest_run(tmp_path, "pretrain") == run
+    assert choose_run_dir(tmp_path, "pretrain", resume="auto") == run
+
+
 def test_latest_is_a_link_or_a_file(tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / "pretrain" / name).mkdir(parents=True)
@@ -63,33 +71,13 @@ def test_latest_is_a_link_or_a_file(tmp_path, monkeypatch):
     assert sorted(entry.name for entry in (tmp_path / "pretrain").iterdir()) == ["latest", "two"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, 0),
-        ({"LOCAL_RANK": "1"}, 1),
-        ({"RANK": "2", "LOCAL_RANK": "0"}, 2),
-        ({"NODE_RANK": "1", "LOCAL_RANK": "0"}, 1),
-        ({"SLURM_PROCID": "3"}, 3),
-        ({"NODE_RANK": "0", "LOCAL_RANK": "0"}, 0),
-    ],
-)
-def test_rank(monkeypatch, environment, rank):
-    for variable in ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID"):
-        monkeypatch.delenv(variable, raising=False)
-    for variable, value in environment.items():
-        monkeypatch.setenv(variable, value)
-    assert process_rank() == rank
-
-
 def test_a_started_rank_ends_when_rank_0_has_gone(tmp_path):
     """Rank 0 here starts a rank 1 that would sleep for an hour, and dies."""
-    child = (
-        "from llmtrain.launch import runs; import time; runs.end_with_rank_0(); print(1, flush=True); time.sleep(3600)"
-    )
+    child = "from llmtrain.launch import runs; import time; runs.end_with_first_process(); print(1, flush=True); "
+    child += "time.sleep(3600)"
     parent = (
         "import os, subprocess, sys\n"
-        "os.environ.update(RANK='1', LLMTRAIN_RUN_DIR='/')\n"
+        "os.environ.update(LOCAL_RANK='1', LLMTRAIN_RUN_DIR='/')\n"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.read(1)\n"  # it watches now
         "print(child.pid, flush=True)\n"

@@ -10,11 +10,13 @@ import io
 import logging
 import os
 import shutil
+import socket
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+
+from llmtrain.data.locking import locked
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +103,29 @@ def _close_process_group() -> None:
         dist.destroy_process_group()
 
 
-def settle_shared_memory_op(processes: int) -> None:
+def choose_interface(main_address: str) -> None:
+    """Tells gloo to talk through the network that leads to rank 0's machine, unless `GLOO_SOCKET_IFNAME` says.
+
+    Left alone, gloo takes the address that this machine's own name resolves to, which is often the loopback's.
+    """
+    import psutil
+
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(main_address, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing: the system only picks the way
+            mine = probe.getsockname()[0]
+    except OSError as error:
+        logger.warning("MASTER_ADDR=%s is not reachable from here (%s).", main_address, error.strerror)
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        if mine in (each.address.partition("%")[0] for each in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def settle_shared_memory_op(processes: int, *, num_nodes: int = 1) -> None:
     """Decides whether DeepSpeed may use its shared-memory op for several CPU processes.
 
     DeepSpeed's start on CPU compiles the op and raises where it cannot. One process has nobody to talk to;
@@ -110,16 +134,18 @@ def settle_shared_memory_op(processes: int) -> None:
 
     Args:
         processes: processes on this machine.
+        num_nodes: machines; the memory of several is not shared.
     """
     import deepspeed.ops
 
     if "__compatible_ops__" in vars(deepspeed.ops):  # settled by an earlier fit of this process
         return
-    usable = processes > 1 and _compiles()
+    wanted = processes > 1 and num_nodes == 1
+    usable = wanted and _compiles()
     # Reading DeepSpeed's own table would probe every op it has with the compiler, which takes seconds; this
     # entry is the only one that is read.
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": usable}
-    if processes > 1 and not usable and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    if wanted and not usable and int(os.environ.get("LOCAL_RANK", 0)) == 0:
         logger.warning(
             "DeepSpeed's shared-memory op could not be compiled (it needs a C++ compiler and ninja);"
             " the processes talk through gloo instead, with the same results."
@@ -137,19 +163,24 @@ def _compiles() -> bool:
     try:
         with quiet_stdout(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _remove_stale_lock(builder.name)
-            builder.load(verbose=False)
+            with _alone_in_the_build_folder(builder.name):
+                builder.load(verbose=False)
     except Exception as error:  # whatever a foreign compiler does must not end the run
         logging.getLogger("DeepSpeed").info("The shared-memory op did not compile: %s", error)
         return False
     return True
 
 
-def _remove_stale_lock(op: str) -> None:
-    """Removes the lock of a build that was killed: torch's extension builder would wait for it for ever."""
+@contextlib.contextmanager
+def _alone_in_the_build_folder(op: str) -> Iterator[None]:
+    """While inside, no other process of ours builds the op, and no lock of one that was killed is in the way.
+
+    Torch's extension builder locks with a file that a killed process leaves behind, and waits for it for ever. Ours the
+    system gives back; and whoever holds it knows that the other file has no owner.
+    """
     from torch.utils.cpp_extension import _get_build_directory
 
-    lock = Path(_get_build_directory(op, False)) / "lock"
-    with contextlib.suppress(OSError):
-        if time.time() - lock.stat().st_mtime > 300:  # the build takes well under a minute of one core
-            lock.unlink()
+    folder = Path(_get_build_directory(op, False))
+    with locked(folder / "llmtrain.lock", work=f"building DeepSpeed's {op}"):
+        (folder / "lock").unlink(missing_ok=True)
+        yield

@@ -23,6 +23,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.strategies import DeepSpeedStrategy as LightningDeepSpeedStrategy
 from torch import Tensor, nn
 
+from llmtrain.training.cluster import Cluster, Launcher
 from llmtrain.training.deepspeed import environment, partitions
 from llmtrain.training.deepspeed.config import Stage, check_strategy, deepspeed_config
 from llmtrain.training.deepspeed.trim import trim_single_process
@@ -107,12 +108,21 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
             return
         reset_seed()
         self.set_world_ranks()
-        environment.settle_shared_memory_op(self.num_processes)
+        environment.settle_shared_memory_op(self.num_processes, num_nodes=self.num_nodes)
         if self.world_size == 1:
             environment.open_process_group_alone()
+        if self.num_nodes > 1:
+            assert self.cluster_environment is not None
+            environment.choose_interface(self.cluster_environment.main_address)
         with environment.quiet_stdout():
             self._init_deepspeed_distributed()
         environment.close_process_group_at_exit()
+
+    def _configure_launcher(self) -> None:
+        if isinstance(self.cluster_environment, Cluster):
+            self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        else:
+            super()._configure_launcher()
 
     def _setup_model_and_optimizer(self, model: nn.Module, optimizer: Any, lr_scheduler: Any = None) -> Any:
         members = [list(group["params"]) for group in optimizer.param_groups]
@@ -215,6 +225,7 @@ def build_strategy(
     grad_accum_dtype: str = "fp32",
     offload_optimizer: bool = False,
     offload_parameters: bool = False,
+    timeout: float = 1800.0,
 ) -> Strategy:
     """Builds a run's strategy; its precision plug-in is inside, so `Trainer(precision=…)` stays unset.
 
@@ -226,6 +237,7 @@ def build_strategy(
         num_nodes: machines.
         optimizer: the optimiser's name, to refuse what does not go together.
         grad_accum_dtype, offload_optimizer, offload_parameters: see `DeepSpeedStrategy`.
+        timeout: seconds that a collective waits for the other processes.
 
     Returns:
         A strategy with `last_grad_norm`, `last_step_skipped`, `fp32_state_dict`, `shard` and `publish_weights`.
@@ -247,6 +259,7 @@ def build_strategy(
         return SingleStrategy(accelerator=accelerator, precision=precision)
     return DeepSpeedStrategy(
         stage=int(name.removeprefix("deepspeed_")),  # type: ignore[arg-type]
+        timeout=timedelta(seconds=timeout),
         accelerator=accelerator,
         precision=precision,
         grad_accum_dtype=grad_accum_dtype,

@@ -40,7 +40,7 @@ def run(settings, run_dir):
         raise OSError(28, "No space left on device", str(run_dir / "model"))
     elif mode == "read":
         Path(settings.missing_file).read_text()
-    elif mode == "ranks" and not runs.process_rank():
+    elif mode == "ranks" and not os.environ.get("LOCAL_RANK"):
         from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd
 
         # Lightning starts `python <program> <arguments>`; here the program has to be this double again.

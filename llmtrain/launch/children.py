@@ -1,0 +1,40 @@
+"""Commands of ours as processes of their own: how they are called, and what their last line says.
+
+For commands that run others (`smoke`, `verify-resume`, several runs in one). Knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmtrain.launch.runs import RUN_DIR_VARIABLE
+
+# What this process may have set for processes of its own run.
+_NOT_THEIRS = (RUN_DIR_VARIABLE,)
+
+
+def command_line(command: str, overrides: Sequence[str]) -> list[str]:
+    """The words that run a command of ours with this interpreter."""
+    return [sys.executable, "-m", "llmtrain", command, *overrides]
+
+
+def environment() -> dict[str, str]:
+    """This process's variables, so that the package is found when only a script was started."""
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {key: value for key, value in os.environ.items() if key not in _NOT_THEIRS} | {"PYTHONPATH": path}
+
+
+def split_output(stdout: str) -> tuple[str, dict[str, Any] | None]:
+    """What a command wrote: the text before its last line, and that line's JSON; None if it left none."""
+    text, _, line = stdout.rstrip("\n").rpartition("\n")
+    try:
+        results = json.loads(line)
+    except ValueError:
+        return stdout, None
+    return (text + "\n" if text else ""), results if isinstance(results, dict) else None
