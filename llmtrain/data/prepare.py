@@ -68,14 +68,22 @@ def corpus_tokenizer(
     path: str | Path | None = None,
     pattern: str | None = None,
     sample_characters: int = SAMPLE_CHARACTERS,
+    learn: bool = True,
 ) -> tuple[Tokenizer, Path]:
     """The tokenizer for a corpus and its folder; a BPE is learned from the part that is trained on, once.
 
     Args:
         corpus: from `open_corpus`.
         sample_characters: of a larger corpus a BPE is learned from so many characters, spread evenly over it.
+        learn: learn a BPE that is not there yet, instead of raising `LookupError`.
         data_dir, kind, vocab_size, path, pattern: as in `llmtrain.tokenizer.ensure_tokenizer`, and so are the errors.
     """
+
+    def documents() -> Iterator[str]:
+        if not learn:
+            raise LookupError(f"the vocabulary of the corpus {corpus.name!r} is not learned yet")
+        return _training_texts(corpus, sample_characters)
+
     if sample_characters < 1:
         raise ValueError(f"tokenizer.sample_characters={sample_characters}: give a number of characters, 1 or more")
     return ensure_tokenizer(
@@ -84,9 +92,30 @@ def corpus_tokenizer(
         vocab_size=vocab_size,
         path=path,
         pattern=pattern,
-        documents=lambda: _training_texts(corpus, sample_characters),
+        documents=documents,
         documents_fingerprint=f"{corpus.fingerprint()} {sample_characters}" if kind == "bpe" else "",
     )
+
+
+def find_prepared(
+    corpus: Corpus, *, data_dir: str | Path, tokenizer: Tokenizer | None = None, **settings: Any
+) -> tuple[Tokenizer, PreparedCorpus] | None:
+    """The tokenizer and the shards of a corpus, if both are there already; nothing is fetched or learned.
+
+    Args:
+        corpus: from `open_corpus`.
+        data_dir: as for `prepare`.
+        tokenizer: the tokenizer; without one it is that of `settings`, which are `corpus_tokenizer`'s.
+    """
+    if not (Path(data_dir) / "shards").is_dir():
+        return None
+    if tokenizer is None:
+        try:
+            tokenizer, _ = corpus_tokenizer(corpus, data_dir=data_dir, learn=False, **settings)
+        except LookupError:
+            return None
+    folder = _place(corpus, tokenizer, data_dir)[0]
+    return (tokenizer, _open(folder, corpus, cached=True)) if (folder / MANIFEST).is_file() else None
 
 
 def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> PreparedCorpus:
@@ -100,9 +129,7 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> Pr
     Raises:
         ValueError: an empty or unreadable corpus, or no disk space.
     """
-    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
-    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
-    folder = Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}"
+    folder, fingerprint = _place(corpus, tokenizer, data_dir)
     if (folder / MANIFEST).is_file():
         return _open(folder, corpus, cached=True)
     with locked(folder.with_name(f".{folder.name}.lock"), work=f"preparing {folder}"):
@@ -118,6 +145,13 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, *, data_dir: str | Path) -> Pr
                     "from where it stopped, or set paths.data_dir to another disk"
                 ) from error
         return _open(folder, corpus, cached=cached)
+
+
+def _place(corpus: Corpus, tokenizer: Tokenizer, data_dir: str | Path) -> tuple[Path, str]:
+    """Where the shards lie, and their fingerprint."""
+    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
+    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+    return Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}", fingerprint
 
 
 def _open(folder: Path, corpus: Corpus, *, cached: bool) -> PreparedCorpus:
