@@ -149,8 +149,8 @@ def present_target(machine: Machine, *, measure: bool) -> Target:
         peak = None if known is None else known.bf16 if machine.precision == "bf16" else known.fp32
         if peak is None and measure:
             peak = hardware.peak_flops(machine.precision, torch.device("cuda", 0))
-        memory = torch.cuda.get_device_properties(0).total_memory
-        return Target(name, False, machine.devices, machine.num_nodes, machine.precision, memory, peak)
+        total = torch.cuda.get_device_properties(0).total_memory
+        return Target(name, False, machine.devices, machine.num_nodes, machine.precision, total, peak)
     peak = None
     if measure:
         import torch

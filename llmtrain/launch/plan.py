@@ -105,9 +105,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if settings.plan.probe:
         from llmtrain.launch.probing import describe_probe, probe
 
-        found = probe(settings, run_dir, plan)
-        if not found:  # another process than the first
-            return {}
+        found = probe(settings, plan)
         logger.info("\n%s", "\n".join(describe_probe(plan, found)))
         results["probe"] = found
     return results
@@ -339,8 +337,8 @@ def _offload_line(plan: Plan) -> str:
     memory = plan.workload.memory(plan.target, plan.stage, offload=True)
     largest = plan.workload.largest_micro_batch(plan.target, plan.stage, offload=True)
     return (
-        f"strategy.offload_optimizer=true: {size(memory.total)} on the device, {size(memory.host)} in the host's memory "
-        f"for each process; {largest} rows fit"
+        f"strategy.offload_optimizer=true: {size(memory.total)} on the device, {size(memory.host)} in the host's "
+        f"memory for each process; {largest} rows fit"
     )
 
 

@@ -1,6 +1,8 @@
 """How much a model weighs and costs: parameters, FLOPs, cache bytes. Pure arithmetic on a config.
 
-What training it takes is in `training_memory.py`. Shapes: B batch, T sequence length, C hidden, H heads, K key/value heads, D head size, V vocabulary.
+What training takes of memory is in `training_memory.py`.
+
+Shapes: B batch, T sequence length, C hidden, H heads, K key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -29,9 +29,10 @@ REDUCE_BUCKET = 50_000_000
 HEAP_BLOCK = 32 << 20
 """glibc takes blocks below this from heaps, where what is freed between others stays; larger ones go back at once."""
 
-HEAP_SHARE = 0.20
-"""What heaps hold beyond what is in use, as a share of it, where the largest share of a group of weights is such a block:
-15 to 33 % measured in each of two processes. Where it is not, the parts that never meet make up for the heaps."""
+HEAP_SHARES = (0.20, 0.05)
+"""What heaps hold beyond the sum of the parts, as a share of it: where a process's share of the matrices is such a
+block, and where it is not. Measured: 8 to 33 %, and −9 to 17 % (some parts never meet). With heaps switched off
+(`MALLOC_MMAP_THRESHOLD_=1000000`, which costs a sixth of the speed) the tensors alone are predicted within 7 %."""
 
 _ALLREDUCE_BUCKET = 500_000_000  # of BF16_Optimizer (bf16, ZeRO 1), which no setting reaches
 
@@ -52,7 +53,7 @@ class TrainingMemory:
         buffers: there in passing: reduction buckets, gathered layers, copies at the update.
         allocator: what the C library's allocator holds beyond what is asked of it; 0 on a GPU.
         saving: what rank 0 needs beyond all that while it writes a model folder, when activations, logits and buffers
-            have gone: the fp32 weights three times: gathered, as they are stored, and as safetensors' bytes. 0 on a GPU.
+            have gone: the fp32 weights three times (gathered, stored, as safetensors' bytes). 0 on a GPU.
         host: in the host's memory beside a GPU: rank 0's copies while it saves, and an offloaded optimiser.
     """
 
@@ -153,8 +154,8 @@ def training_memory(
     copies, used = 12 * count, sum(parts.values())
     if not on_cpu:
         return TrainingMemory(**parts, host=host + copies)
-    block = 4 * max(count - tables, tables) // share
-    allocator = int(HEAP_SHARE * used) if block < HEAP_BLOCK else 0
+    in_heaps = 4 * max(count - tables, tables) // share < HEAP_BLOCK
+    allocator = int(HEAP_SHARES[0 if in_heaps else 1] * used)
     state = parts["weights"] + parts["gradients"] + parts["optimizer"]
     return TrainingMemory(**parts, allocator=allocator, saving=max(0, state + copies - used - allocator))
 
@@ -211,7 +212,7 @@ def _muon_update(config: ModelConfig, share: int, width: int) -> int:
     products, and as the fp32 result. A sharded run only takes the matrices that its slice touches.
     """
     hidden = config.num_hidden_layers * layer_matrix_parameters(config)
-    batch = 2 * config.num_hidden_layers * config.hidden_size * config.intermediate_size // share
+    batch = min(2 * config.num_hidden_layers * config.hidden_size * config.intermediate_size, hidden // share)
     gathered = width * (hidden + hidden // share) if share > 1 else 0
     return 4 * hidden // share + gathered + (8 + 2 * width) * batch
 
