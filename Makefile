@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize pretrain finetune evaluate generate show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate generate show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -25,9 +25,9 @@ override PROMPT := $(value PROMPT)
 generate tokenize: export LLMTRAIN_PROMPT := $(PROMPT)
 endif
 unexport ARGS PROMPT
-$(COMMANDS) bench-memory: export LLMTRAIN_ARGS := $(ARGS)
+$(COMMANDS) bench-memory bench-memory-training: export LLMTRAIN_ARGS := $(ARGS)
 
-.PHONY: help setup $(COMMANDS) bench-memory checks format test-fast test test-slow test-gpu clean clean-all
+.PHONY: help setup $(COMMANDS) bench-memory bench-memory-training checks format test-fast test test-slow test-gpu clean clean-all
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | awk -F@ '{printf "%-22s %s\n", $$1, $$2}'
@@ -58,6 +58,9 @@ tokenizer: $(STAMP) ## train the tokenizer
 tokenize: $(STAMP) ## show the tokens of PROMPT="…"
 	@$(RUN) scripts/tokenize.py
 
+plan: $(STAMP) ## what a pretraining run will take: memory, time, cost
+	@$(RUN) scripts/plan.py
+
 pretrain: $(STAMP) ## text to model folder: corpus, tokenizer, shards, training, samples
 	@$(RUN) scripts/pretrain.py
 
@@ -78,6 +81,9 @@ bench: $(STAMP) ## speed, side by side with plain PyTorch and transformers
 
 bench-memory: $(STAMP) ## peak memory of preparing 1 GB of text against 100 MB
 	@$(RUN) scripts/bench.py "which=[memory]"
+
+bench-memory-training: $(STAMP) ## peak memory of training processes at each ZeRO stage, beside the formula
+	@$(RUN) scripts/bench.py "which=[training-memory]"
 
 verify-resume: $(STAMP) ## check that an interrupted pretraining run equals one that was not
 	@$(RUN) scripts/verify_resume.py

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from llmtrain.data.corpora import open_corpus
 from llmtrain.data.prepare import prepare
 from llmtrain.data.shards import ShardSet
 from llmtrain.tokenizer import Tokenizer
+from llmtrain.training.resident import peak_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -207,22 +207,11 @@ def _quiet(name: str) -> Iterator[None]:
         package.setLevel(level)
 
 
-def peak_memory() -> int:
-    """The most bytes that this process ever had resident."""
-    # Linux's ru_maxrss survives exec: a child would begin with its parent's peak. VmHWM belongs to this program alone.
-    status = Path("/proc/self/status")
-    if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def main(arguments: Sequence[str]) -> None:
     """Prepares `arguments[0]` with the tokenizer in `arguments[1]` into `arguments[2]`; prints the peak memory."""
     file, tokenizer, data_dir = map(Path, arguments)
     _prepare_file(file, Tokenizer.load(tokenizer), data_dir)
-    print(peak_memory())
+    print(peak_bytes())
 
 
 if __name__ == "__main__":

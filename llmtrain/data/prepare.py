@@ -50,7 +50,6 @@ class PreparedCorpus:
             tokens_per_second, characters_per_second of the run that made it.
         cached: whether it was there already.
     """
-
     train: list[tuple[ShardSet, float]]
     val: ShardSet
     fingerprint: str
@@ -69,6 +68,7 @@ def corpus_tokenizer(
     pattern: str | None = None,
     sample_characters: int = SAMPLE_CHARACTERS,
     sequence_length: int | None = None,
+    learn: bool = True,
 ) -> tuple[Tokenizer, Path]:
     """The tokenizer for a corpus and its folder; a BPE is learned from the part that is trained on, once.
 
@@ -76,12 +76,15 @@ def corpus_tokenizer(
         corpus: from `open_corpus`.
         sample_characters: of a larger corpus a BPE is learned from so many characters, spread evenly over it.
         sequence_length: of the windows to be cut; nothing is learned from a corpus that cannot fill one of them.
+        learn: learn a BPE that is not there yet, instead of raising `LookupError`.
         data_dir, kind, vocab_size, path, pattern: as in `llmtrain.tokenizer.ensure_tokenizer`, and so are the errors.
     """
     if sample_characters < 1:
         raise ValueError(f"tokenizer.sample_characters={sample_characters}: give a number of characters, 1 or more")
 
     def documents() -> Iterator[str]:
+        if not learn:
+            raise LookupError(f"the vocabulary of the corpus {corpus.name!r} is not learned yet")
         if sequence_length is not None:
             _check_length(corpus, sequence_length)
         return _training_texts(corpus, sample_characters)
@@ -95,6 +98,27 @@ def corpus_tokenizer(
         documents=documents,
         documents_fingerprint=f"{corpus.fingerprint()} {sample_characters}" if kind == "bpe" else "",
     )
+
+
+def find_prepared(
+    corpus: Corpus, *, data_dir: str | Path, tokenizer: Tokenizer | None = None, **settings: Any
+) -> tuple[Tokenizer, PreparedCorpus] | None:
+    """The tokenizer and the shards of a corpus, if both are there already; nothing is fetched or learned.
+
+    Args:
+        corpus: from `open_corpus`.
+        data_dir: as for `prepare`.
+        tokenizer: the tokenizer; without one it is that of `settings`, which are `corpus_tokenizer`'s.
+    """
+    if not (Path(data_dir) / "shards").is_dir():
+        return None
+    if tokenizer is None:
+        try:
+            tokenizer, _ = corpus_tokenizer(corpus, data_dir=data_dir, learn=False, **settings)
+        except LookupError:
+            return None
+    folder = _place(corpus, tokenizer, data_dir)[0]
+    return (tokenizer, _open(folder, corpus, None, cached=True)) if (folder / MANIFEST).is_file() else None
 
 
 def prepare(
@@ -111,9 +135,7 @@ def prepare(
     Raises:
         ValueError: an empty, unreadable or too short corpus, or no disk space.
     """
-    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
-    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
-    folder = Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}"
+    folder, fingerprint = _place(corpus, tokenizer, data_dir)
     if (folder / MANIFEST).is_file():
         return _open(folder, corpus, sequence_length, cached=True)
     with locked(folder.with_name(f".{folder.name}.lock"), work=f"preparing {folder}"):
@@ -129,6 +151,13 @@ def prepare(
                     "from where it stopped, or set paths.data_dir to another disk"
                 ) from error
         return _open(folder, corpus, sequence_length, cached=cached)
+
+
+def _place(corpus: Corpus, tokenizer: Tokenizer, data_dir: str | Path) -> tuple[Path, str]:
+    """Where the shards lie, and their fingerprint."""
+    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
+    fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+    return Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}", fingerprint
 
 
 def _open(folder: Path, corpus: Corpus, sequence_length: int | None, *, cached: bool) -> PreparedCorpus:

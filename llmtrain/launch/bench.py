@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "decode", "prepare", "memory")
+PARTS = ("train", "decode", "prepare", "memory", "training-memory")
 _BUSY = 0.5  # load per core at the start from which the figures are called rough
 _WARMUP_ROUNDS = 1
 
@@ -55,7 +55,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     comparisons: list[Comparison] = []
     try:
         for part in parts:
-            comparisons += getattr(bench, part)()
+            comparisons += getattr(bench, part.replace("-", "_"))()
     finally:
         shutil.rmtree(bench.work, ignore_errors=True)
     logger.info("\n%s\n", table(comparisons))
@@ -319,6 +319,15 @@ class _Bench:
         )
         what = f"memory of preparing {large:,} MB"
         return [Comparison("prepare_memory", what, ratio, f"{small:,} MB", "MB", 1.15, at_most=True)]
+
+    def training_memory(self) -> list[Comparison]:
+        """Peak memory of training processes beside what the plan says, at each ZeRO stage."""
+        from llmtrain.launch.training_memory import measure, table
+
+        found = measure(list(self.settings.training_memory), paths=self.settings.paths)
+        logger.info("\n%s\n", table(found))
+        self.facts["training_memory"] = [each.to_dict() for each in found]
+        return [each.comparison() for each in found]
 
     def _documents(self, limit_bytes: int) -> list[str]:
         from llmtrain.bench.preparing import documents_of

@@ -23,6 +23,7 @@ COMMANDS = {
         Command("prepare", "turn text into token shards"),
         Command("tokenizer", "train a tokenizer on a corpus"),
         Command("tokenize", "show the tokens of a text", "text", text_on_stdout=True, keeps_folder=False),
+        Command("plan", "say what a pretraining run will take: memory, time, cost", keeps_folder=False),
         Command("pretrain", "train a model from random weights on token shards"),
         Command("finetune", "fine-tune a model folder on a task, by LoRA or whole"),
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),

@@ -1,15 +1,10 @@
 """The model: configuration, transformer, key/value cache, loss and accounting. Needs torch and nothing else of ours."""
 
-from llmtrain.model.accounting import (
-    TrainingMemory,
-    flops_per_token,
-    kv_cache_bytes_per_token,
-    parameter_count,
-    training_memory,
-)
+from llmtrain.model.accounting import flops_per_token, kv_cache_bytes_per_token, moment_count, parameter_count
 from llmtrain.model.cache import KVCache
 from llmtrain.model.config import ModelConfig, padded_vocab_size
 from llmtrain.model.loss import IGNORED, loss_sum, token_loss_sum
+from llmtrain.model.training_memory import TrainingMemory, training_memory
 from llmtrain.model.transformer import Transformer, build_model
 
 __all__ = [
@@ -22,6 +17,7 @@ __all__ = [
     "flops_per_token",
     "kv_cache_bytes_per_token",
     "loss_sum",
+    "moment_count",
     "padded_vocab_size",
     "parameter_count",
     "token_loss_sum",

@@ -1,11 +1,11 @@
-"""How much a model weighs and costs: parameters, FLOPs, cache bytes, training memory. Pure arithmetic on a config.
+"""How much a model weighs and costs: parameters, FLOPs, cache bytes. Pure arithmetic on a config.
+
+What training takes of memory is in `training_memory.py`.
 
 Shapes: B batch, T sequence length, C hidden, H heads, K key/value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from llmtrain.model.config import ModelConfig
 
@@ -54,60 +54,15 @@ def kv_cache_bytes_per_token(config: ModelConfig, dtype: str = "float32") -> int
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * BYTES[dtype]
 
 
-@dataclass(frozen=True)
-class TrainingMemory:
-    """Bytes per process by part."""
+def moment_count(config: ModelConfig, optimizer: str) -> int:
+    """Numbers that the optimiser keeps between steps: AdamW two per parameter, Muon one for each of hidden matrices.
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        """All parts together."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits
-
-
-def training_memory(
-    config: ModelConfig,
-    *,
-    micro_batch_size: int,
-    sequence_length: int,
-    precision: str = "bf16",
-    optimizer_state_per_parameter: int = 2,
-    zero_stage: int = 1,
-    world_size: int = 1,
-    gradient_checkpointing: bool = False,
-) -> TrainingMemory:
-    """Memory of one training process.
-
-    Weights are in the compute dtype and sharded at stage 3; gradients are accumulated in fp32 and sharded from stage 2;
-    the optimiser holds fp32 master weights (in bf16 only: in fp32 they are the weights) and
-    `optimizer_state_per_parameter` fp32 numbers (2 for AdamW, about 1 for Muon), sharded from stage 1.
-    Activations per token and layer: about 10·C for the norms, residual branches and attention plus 2·(H+K)·D for
-    q, k, v and the attention output, plus 4·intermediate for SwiGLU; with recomputation only the layer's input stays.
-
-    Returns:
-        Bytes by part. Activations are an estimate; the rest is exact up to allocator and bucket overhead.
+    Raises:
+        ValueError: an optimiser that is not known here.
     """
-    count = parameter_count(config)
-    width = BYTES[precision]
-    tokens = micro_batch_size * sequence_length
-    master = 4 if width < 4 else 0
-    optimizer = count * (master + 4 * optimizer_state_per_parameter)
-    heads = 2 * (config.num_attention_heads + config.num_key_value_heads) * config.head_dim
-    per_layer = 10 * config.hidden_size + heads + 4 * config.intermediate_size
-    layers = config.num_hidden_layers
-    if gradient_checkpointing:
-        activations = tokens * width * (layers * config.hidden_size + per_layer)
-    else:
-        activations = tokens * width * layers * per_layer
-    return TrainingMemory(
-        weights=count * width // (world_size if zero_stage >= 3 else 1),
-        gradients=count * 4 // (world_size if zero_stage >= 2 else 1),
-        optimizer=optimizer // (world_size if zero_stage >= 1 else 1),
-        activations=activations,
-        logits=tokens * config.vocab_size * (width + 2 * 4),
-    )
+    total = parameter_count(config)
+    if optimizer == "adamw":
+        return 2 * total
+    if optimizer == "muon":
+        return 2 * total - config.num_hidden_layers * layer_matrix_parameters(config)
+    raise ValueError(f"optimizer={optimizer!r} must be adamw or muon.")

@@ -20,21 +20,45 @@ log = logging.getLogger(__name__)
 PRECISIONS = ("auto", "bf16", "fp32")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
-# Dense bf16 FLOP/s with fp32 accumulation, from NVIDIA's data sheets (half of the "with sparsity" figures).
-# Matched in order against the device name.
-_GPU_PEAKS = (
-    ("B200", 2250e12),
-    ("H200", 989e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-    ("A10G", 70e12),
-    ("A10", 125e12),
-    ("4090", 165e12),
-    ("3090", 71e12),
-)
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU by its data sheet.
+
+    Attributes:
+        label: how it calls itself; a part of `torch.cuda.get_device_name`.
+        bf16: dense FLOP/s in bf16 with fp32 accumulation ("with sparsity" halved).
+        fp32: FLOP/s in fp32 outside the tensor cores, which is what torch takes for fp32 products.
+        memory_gb: 10⁹ bytes.
+    """
+
+    label: str
+    bf16: float
+    fp32: float
+    memory_gb: float
+
+
+# From NVIDIA's data sheets of the SXM modules unless the name says otherwise (A10G: AWS's instance pages). Matched in
+# this order against the device's name.
+GPUS = {
+    "b200": Gpu("B200", 2250e12, 75e12, 180),
+    "h200": Gpu("H200", 989e12, 67e12, 141),
+    "h100-pcie": Gpu("H100 PCIe", 756e12, 51e12, 80),
+    "h100": Gpu("H100", 989e12, 67e12, 80),
+    "a100-40gb": Gpu("A100-SXM4-40GB", 312e12, 19.5e12, 40),
+    "a100": Gpu("A100", 312e12, 19.5e12, 80),
+    "l40s": Gpu("L40S", 362e12, 91.6e12, 48),
+    "l4": Gpu("L4", 121e12, 30.3e12, 24),
+    "a10g": Gpu("A10G", 70e12, 35e12, 24),
+    "a10": Gpu("A10", 125e12, 31.2e12, 24),
+    "rtx4090": Gpu("4090", 165e12, 82.6e12, 24),
+    "rtx3090": Gpu("3090", 71e12, 35.6e12, 24),
+}
+
+
+def known_gpu(name: str) -> Gpu | None:
+    """The data sheet of the device that calls itself so, if it is in the table."""
+    return next((gpu for gpu in GPUS.values() if gpu.label in name), None)
 
 
 @dataclass(frozen=True)
@@ -151,10 +175,9 @@ def peak_flops(precision: str, device: torch.device, *, seconds: float = 0.2) ->
         seconds: how long to measure.
     """
     if device.type == "cuda" and precision == "bf16":
-        name = torch.cuda.get_device_name(device)
-        known = next((peak for part, peak in _GPU_PEAKS if part in name), None)
-        if known:
-            return known
+        known = known_gpu(torch.cuda.get_device_name(device))
+        if known is not None:
+            return known.bf16
     size = 4096 if device.type == "cuda" else 1024
     with torch.no_grad():
         left = torch.full((size, size), 0.5, dtype=DTYPES[precision], device=device)

@@ -13,7 +13,6 @@ from llmtrain.bench.preparing import (
     documents_of,
     measure_memory,
     measure_preparing,
-    peak_memory,
     repeated,
     write_jsonl,
 )
@@ -21,6 +20,7 @@ from llmtrain.bench.rounds import Rounds
 from llmtrain.data.corpora import open_corpus
 from llmtrain.data.prepare import prepare
 from llmtrain.tokenizer import byte_tokenizer
+from llmtrain.training.resident import peak_bytes
 
 DOCUMENTS = ["话说天下大势，\n分久必合。", "In the beginning\tGod created", "naïve 🌍 " * 50]
 
@@ -79,6 +79,6 @@ def test_memory_is_that_of_a_process_of_its_own(tmp_path) -> None:
     """This process holds 200 MB more than it needs; the child's peak does not contain them."""
     ballast = b"x" * 200_000_000
     ratio = measure_memory(DOCUMENTS, byte_tokenizer(), small=100_000, large=110_000, folder=tmp_path)
-    assert peak_memory() > len(ballast)
+    assert peak_bytes() > len(ballast)
     assert 10 < ratio.theirs[0] < 180
     assert 0.8 < ratio.median < 1.2

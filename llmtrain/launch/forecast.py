@@ -1,0 +1,190 @@
+"""What a training run will take, from its shape and its machine: memory by ZeRO stage, files, time. Pure arithmetic.
+
+`plan` prints all of it and `pretrain` a few lines. Knows numbers only; settings are read by the commands.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llmtrain.model import ModelConfig, TrainingMemory
+    from llmtrain.training.hardware import Machine
+
+RESERVED = 500_000_000
+"""Bytes of a process before there is a model: Python and the libraries, or CUDA's context and kernels."""
+
+_SEARCHED = 1 << 20  # no micro-batch is looked for beyond this
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the run is to be.
+
+    Attributes:
+        name: of one device, for the reader.
+        on_cpu: whether the devices are processes on a CPU.
+        devices: processes on each machine.
+        num_nodes: machines.
+        precision: `fp32` or `bf16`.
+        memory: bytes of one device; `None` if unknown.
+        peak_flops: FLOP/s of one device at most; `None` if unknown.
+    """
+
+    name: str
+    on_cpu: bool
+    devices: int
+    num_nodes: int
+    precision: str
+    memory: int | None
+    peak_flops: float | None
+
+    @property
+    def world_size(self) -> int:
+        """All devices."""
+        return self.devices * self.num_nodes
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one process is given to do, as far as memory goes.
+
+    Attributes:
+        config: the model's shape.
+        micro_batch_size: rows at a time.
+        sequence_length: tokens of a row.
+        optimizer: `adamw` or `muon`.
+        gradient_checkpointing: activations are recomputed.
+        grad_accum_dtype: in which a bf16 run sums gradients.
+    """
+
+    config: ModelConfig
+    micro_batch_size: int
+    sequence_length: int
+    optimizer: str
+    gradient_checkpointing: bool = False
+    grad_accum_dtype: str = "fp32"
+
+    def memory(
+        self, target: Target, stage: int, *, micro_batch_size: int | None = None, offload: bool = False
+    ) -> TrainingMemory:
+        """Of one process at a ZeRO stage, 0 for one process without DeepSpeed."""
+        from llmtrain.model import training_memory
+
+        return training_memory(
+            self.config,
+            micro_batch_size=micro_batch_size or self.micro_batch_size,
+            sequence_length=self.sequence_length,
+            precision=target.precision,
+            optimizer=self.optimizer,
+            zero_stage=stage,
+            world_size=target.world_size,
+            on_cpu=target.on_cpu,
+            gradient_checkpointing=self.gradient_checkpointing,
+            grad_accum_dtype=self.grad_accum_dtype,
+            offload_optimizer=offload,
+        )
+
+    def largest_micro_batch(self, target: Target, stage: int, *, offload: bool = False) -> int | None:
+        """The most rows at a time that fit a device; 0 if not even one does, `None` if its memory is unknown."""
+        if target.memory is None:
+            return None
+        room = target.memory - RESERVED
+
+        def fits(rows: int) -> bool:
+            return self.memory(target, stage, micro_batch_size=rows, offload=offload).total <= room
+
+        if not fits(1):
+            return 0
+        low, high = 1, 2
+        while high < _SEARCHED and fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+
+def stage_of(strategy: str) -> int:
+    """The ZeRO stage of a strategy; 0 for `single`."""
+    return 0 if strategy == "single" else int(strategy.removeprefix("deepspeed_"))
+
+
+def checkpoint_bytes(config: ModelConfig, *, optimizer: str, stage: int, precision: str) -> dict[str, int]:
+    """Bytes on disk of a checkpoint, over all processes: `model`, `resume` and their sum `total`.
+
+    The model folder holds fp32 weights. To resume, `single` keeps weights and moments; DeepSpeed fp32 master weights
+    and moments, and under ZeRO 1 and 2 the weights as they are computed with once more.
+    """
+    from llmtrain.model import moment_count, parameter_count
+
+    count = parameter_count(config)
+    resume = 4 * (count + moment_count(config, optimizer))
+    if stage in (1, 2):
+        resume += count * (2 if precision == "bf16" else 4)
+    return {"model": 4 * count, "resume": resume, "total": 4 * count + resume}
+
+
+def training_seconds(flops: float, target: Target, mfu: float) -> float | None:
+    """Time of the steps alone, if the devices reach this share of their peak; `None` if that is unknown."""
+    return None if target.peak_flops is None else flops / (mfu * target.peak_flops * target.world_size)
+
+
+def present_target(machine: Machine, *, measure: bool) -> Target:
+    """The machine at hand as a target.
+
+    Args:
+        machine: every `auto` resolved.
+        measure: also measure a CPU's peak (0.2 s); a known GPU's is looked up in any case.
+    """
+    from llmtrain.training import hardware
+
+    if machine.accelerator == "gpu":
+        import torch
+
+        name = torch.cuda.get_device_name(0)
+        known = hardware.known_gpu(name)
+        peak = None if known is None else known.bf16 if machine.precision == "bf16" else known.fp32
+        if peak is None and measure:
+            peak = hardware.peak_flops(machine.precision, torch.device("cuda", 0))
+        total = torch.cuda.get_device_properties(0).total_memory
+        return Target(name, False, machine.devices, machine.num_nodes, machine.precision, total, peak)
+    peak = None
+    if measure:
+        import torch
+
+        # All threads at once: what the machine's processes have together.
+        peak = hardware.peak_flops(machine.precision, torch.device("cpu")) / machine.devices
+    memory = machine_memory()
+    return Target(
+        "CPU process",
+        True,
+        machine.devices,
+        machine.num_nodes,
+        machine.precision,
+        None if memory is None else memory // machine.devices,
+        peak,
+    )
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory that this machine has, or that its control group allows; `None` where the system does not say."""
+    from pathlib import Path
+
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text().strip() if limit.is_file() else "max"
+    return min(memory, int(text)) if text.isdigit() else memory
+
+
+def size(count: float) -> str:
+    """Bytes with three digits: `950 B`, `11.3 MB`, `1.54 GB` (powers of ten)."""
+    from llmtrain.training.progress import compact
+
+    text = compact(count)
+    return f"{text[:-1]} {text[-1].upper() if text[-1] != 'k' else 'k'}B" if text[-1].isalpha() else f"{text} B"

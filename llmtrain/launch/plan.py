@@ -1,0 +1,391 @@
+"""`llmtrain plan`: what a pretraining run will take, before it is started. It takes the settings of `pretrain`.
+
+Reads the settings and shows the figures of `forecast`; no model is built, nothing is fetched or prepared. With
+`plan.probe=true` it also runs ten real steps (`probing`) and compares.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.launch import forecast
+from llmtrain.launch.forecast import Target, Workload, size
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from llmtrain.model import ModelConfig, TrainingMemory
+    from llmtrain.training.geometry import BatchGeometry, RunLength
+
+logger = logging.getLogger(__name__)
+
+_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "allocator", "saving")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All figures of one run.
+
+    Attributes:
+        config: the model's shape.
+        target: where it is to run.
+        workload: what one process does at a time.
+        stage: ZeRO stage of the strategy; 0 without DeepSpeed.
+        batch: how a step is divided.
+        length: how long the run is; `None` if only the corpus can say, which is not prepared yet.
+        epoch_tokens: tokens of the prepared corpus; `None` if it is not prepared.
+        mfu: share of the peak that is assumed.
+        price_per_hour: of one device; `None` if not given.
+        keep_last: checkpoints that stay; `None` keeps all.
+        saves: whether checkpoints are written.
+    """
+
+    config: ModelConfig
+    target: Target
+    workload: Workload
+    stage: int
+    batch: BatchGeometry
+    length: RunLength | None
+    epoch_tokens: int | None
+    mfu: float
+    price_per_hour: float | None
+    keep_last: int | None
+    saves: bool
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the whole run."""
+        if self.length is None:
+            return None
+        return self.length.steps * self.batch.rows * self.workload.sequence_length
+
+    @property
+    def flops(self) -> float | None:
+        """Of the whole run, forward and backward."""
+        from llmtrain.model import flops_per_token
+
+        if self.tokens is None:
+            return None
+        return self.tokens * flops_per_token(self.config, self.workload.sequence_length)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the steps alone."""
+        return None if self.flops is None else forecast.training_seconds(self.flops, self.target, self.mfu)
+
+    @property
+    def stages(self) -> list[int]:
+        """The ZeRO stages that the run could have: Muon cannot have the third, several processes need one."""
+        stages = [1, 2] if self.workload.optimizer == "muon" else [1, 2, 3]
+        return [0, *stages] if self.target.world_size == 1 else stages
+
+    def cost(self, seconds: float | None) -> float | None:
+        """Of all devices for so long."""
+        if seconds is None or self.price_per_hour is None:
+            return None
+        return self.price_per_hour * self.target.world_size * seconds / 3600
+
+
+def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
+    """Plans the run of the settings.
+
+    Returns:
+        Parameters, steps, tokens, FLOPs, memory by stage, checkpoint sizes, seconds, cost; unknown ones are `None`.
+
+    Raises:
+        ValueError: A setting that could not work, here or in `pretrain`.
+    """
+    _check(settings)
+    plan = plan_from(settings)
+    logger.info("\n%s", "\n".join(describe(plan)))
+    results = to_results(plan)
+    if settings.plan.probe:
+        from llmtrain.launch.probing import describe_probe, probe
+
+        found = probe(settings, plan)
+        logger.info("\n%s", "\n".join(describe_probe(plan, found)))
+        results["probe"] = found
+    return results
+
+
+def _check(settings: DictConfig) -> None:
+    from llmtrain.training.hardware import GPUS
+
+    plan = settings.plan
+    if plan.device != "auto" and plan.device not in GPUS:
+        raise ValueError(
+            f"plan.device={plan.device} is not known; use auto (this machine) or one of {', '.join(GPUS)}."
+        )
+    if not 0 < plan.mfu <= 1:
+        raise ValueError(f"plan.mfu={plan.mfu} must be above 0 and at most 1: it is a share of the device's peak.")
+    for name in ("memory_gb", "price_per_hour"):
+        if plan[name] is not None and not plan[name] > 0:
+            raise ValueError(f"plan.{name}={plan[name]} must be above 0, or null.")
+    if plan.probe and plan.device != "auto":
+        raise ValueError(
+            f"plan.probe=true measures this machine, not plan.device={plan.device}; leave one of them out."
+        )
+
+
+def plan_from(settings: DictConfig) -> Plan:
+    """The figures of the settings, everything checked as `pretrain` would."""
+    from llmtrain.launch import pretrain
+    from llmtrain.training.deepspeed.config import check_strategy
+    from llmtrain.training.geometry import divide_batch, rows_per_step
+
+    trainer, length, strategy = settings.trainer, settings.data.sequence_length, settings.strategy
+    target = target_from(settings)
+    check_strategy(strategy.name, devices=target.devices, num_nodes=target.num_nodes, optimizer=settings.optim.name)
+    batch = divide_batch(
+        rows_per_step(trainer.batch_tokens, length),
+        micro_batch_size=trainer.micro_batch_size,
+        world_size=target.world_size,
+    )
+    config, epoch_rows = _shape_and_corpus(settings)
+    pretrain._check_context(length, config.max_position_embeddings)
+    workload = Workload(
+        config=config,
+        micro_batch_size=batch.micro_batch_size,
+        sequence_length=length,
+        optimizer=settings.optim.name,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        grad_accum_dtype=strategy.get("grad_accum_dtype", "fp32"),
+    )
+    return Plan(
+        config=config,
+        target=target,
+        workload=workload,
+        stage=forecast.stage_of(strategy.name),
+        batch=batch,
+        length=_length(settings, batch, epoch_rows),
+        epoch_tokens=None if epoch_rows is None else epoch_rows * length,
+        mfu=settings.plan.mfu,
+        price_per_hour=settings.plan.price_per_hour,
+        keep_last=trainer.keep_last,
+        saves=trainer.checkpoint_every is not None,
+    )
+
+
+def target_from(settings: DictConfig) -> Target:
+    """The machine at hand, or the named device as often as the settings say."""
+    from llmtrain.training import hardware
+
+    plan, trainer = settings.plan, settings.trainer
+    if plan.device == "auto":
+        machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
+        target = forecast.present_target(machine, measure=True)
+    else:
+        devices = 1 if trainer.devices == "auto" else hardware.resolve_devices(trainer.devices, "cpu")
+        if trainer.num_nodes < 1:
+            raise ValueError(f"trainer.num_nodes={trainer.num_nodes} must be at least 1.")
+        if trainer.precision not in hardware.PRECISIONS:
+            raise ValueError(
+                f"trainer.precision={trainer.precision!r} must be one of {', '.join(hardware.PRECISIONS)}."
+            )
+        precision = "bf16" if trainer.precision == "auto" else trainer.precision
+        gpu = hardware.GPUS[plan.device]
+        peak = gpu.bf16 if precision == "bf16" else gpu.fp32
+        memory = int(gpu.memory_gb * 1e9)
+        target = Target(plan.device, False, devices, trainer.num_nodes, precision, memory, peak)
+    return target if plan.memory_gb is None else replace(target, memory=int(plan.memory_gb * 1e9))
+
+
+def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
+    """The model's shape, and the windows of an epoch if the corpus is prepared."""
+    from llmtrain.checkpoint import read_config, resolve_model
+    from llmtrain.launch import pretrain
+    from llmtrain.tokenizer import Tokenizer
+
+    if settings.init is not None:
+        folder = resolve_model(settings.init)
+        found = _prepared(settings, Tokenizer.load(folder))
+        return read_config(folder), found and found[1]
+    found = _prepared(settings, None)
+    vocab_size = found[0] if found else _vocab_size(settings)
+    return pretrain._model_config(settings, vocab_size=vocab_size), found and found[1]
+
+
+def _prepared(settings: DictConfig, tokenizer: Any) -> tuple[int, int] | None:
+    """Size of the vocabulary and windows of an epoch, if the corpus is prepared; a data set of the hub is not asked."""
+    from omegaconf import OmegaConf
+
+    from llmtrain.data.prepare import find_prepared
+    from llmtrain.launch.prepare import corpus_from
+
+    if settings.data.kind == "huggingface":
+        return None
+    values: dict[str, Any] = OmegaConf.to_container(settings.tokenizer, resolve=True)  # type: ignore[assignment]
+    found = find_prepared(corpus_from(settings), data_dir=settings.paths.data_dir, tokenizer=tokenizer, **values)
+    if found is None:
+        return None
+    rows = sum(shards.num_tokens // settings.data.sequence_length for shards, _ in found[1].train)
+    return found[0].vocab_size, rows
+
+
+def _vocab_size(settings: DictConfig) -> int:
+    from llmtrain.tokenizer import Tokenizer, byte_tokenizer
+
+    tokenizer = settings.tokenizer
+    if tokenizer.kind == "byte":
+        return byte_tokenizer().vocab_size
+    if tokenizer.kind == "file":
+        return Tokenizer.load(tokenizer.path, add_special_tokens=True).vocab_size
+    return tokenizer.vocab_size
+
+
+def _length(settings: DictConfig, batch: BatchGeometry, epoch_rows: int | None) -> RunLength | None:
+    from llmtrain.launch.fitting import checked_length
+
+    trainer = settings.trainer
+    if epoch_rows is None and trainer.max_epochs is not None:
+        if trainer.max_steps is None and trainer.max_tokens is None:
+            return None
+        logger.warning("trainer.max_epochs=%g is left out: the corpus is not prepared yet", trainer.max_epochs)
+        settings = settings.copy()
+        settings.trainer.max_epochs = None
+    return checked_length(
+        settings, rows=batch.rows, epoch_rows=epoch_rows or 0, row_tokens=settings.data.sequence_length
+    )
+
+
+def describe(plan: Plan) -> list[str]:
+    """The plan for the reader."""
+    from llmtrain.model import kv_cache_bytes_per_token
+
+    target, config = plan.target, plan.config
+    where = f"{target.world_size} × {target.name}" + (
+        f" ({target.num_nodes} machines × {target.devices})" if target.num_nodes > 1 else ""
+    )
+    lines = [*summary(plan), f"on {where}, {target.precision}", "", *_memory_table(plan), ""]
+    kept = "all of them" if plan.keep_last is None else f"{plan.keep_last} of them"
+    files = _files(plan)
+    if plan.saves:
+        lines.append(
+            f"a checkpoint takes {size(files['total'])} (model {size(files['model'])}, to resume "
+            f"{size(files['resume'])}); trainer.keep_last={'null' if plan.keep_last is None else plan.keep_last} keeps "
+            f"{kept}"
+            + ("" if plan.keep_last is None else f", {size(plan.keep_last * files['total'])}")
+            + ", and one more while it is written"
+        )
+    lines += _time_lines(plan)
+    each = ", ".join(f"{size(kv_cache_bytes_per_token(config, dtype))} in {dtype}" for dtype in ("bf16", "fp32"))
+    return [*lines, f"generating, the cache takes {each} for each token of a text"]
+
+
+def summary(plan: Plan) -> list[str]:
+    """Parameters, steps and FLOPs: what `pretrain` shows, too."""
+    from llmtrain.model import parameter_count
+
+    sequence = plan.workload.sequence_length
+    parameters = (
+        f"{parameter_count(plan.config) / 1e6:,.2f} M parameters "
+        f"({parameter_count(plan.config, embeddings=False) / 1e6:,.2f} M without embeddings)"
+    )
+    if plan.length is None or plan.tokens is None or plan.flops is None:
+        steps = "steps, tokens, FLOPs: unknown, as the corpus is not prepared yet (llmtrain prepare)"
+        return [parameters, f"{plan.batch} of {sequence} tokens", steps]
+    epochs = "epochs unknown: the corpus is not prepared yet"
+    if plan.epoch_tokens:
+        epochs = f"{plan.tokens / plan.epoch_tokens:.2f} epochs"
+    return [
+        f"{parameters}; {plan.length.steps:,} steps ({plan.length.decided_by})",
+        f"{plan.batch} of {sequence} tokens: {plan.tokens / 1e6:,.2f} M tokens, {epochs}, {plan.flops:.2g} FLOPs",
+    ]
+
+
+def _memory_table(plan: Plan) -> list[str]:
+    memory = "unknown" if plan.target.memory is None else size(plan.target.memory)
+    rows = [["memory of one process", *_PARTS, "total", "rows that fit"]]
+    for stage in plan.stages:
+        rows.append(_memory_row(plan, stage, plan.workload.memory(plan.target, stage)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    rows_now = plan.workload.micro_batch_size
+    lines.append(
+        f"* this run's strategy; {rows_now} rows of {plan.workload.sequence_length} tokens at a time; "
+        f"a device has {memory}, of which {size(forecast.RESERVED)} are for the process itself"
+    )
+    if plan.stage:
+        lines.append(_offload_line(plan))
+    now = plan.workload.memory(plan.target, plan.stage)
+    if plan.target.memory is not None and now.total > plan.target.memory - forecast.RESERVED:
+        lines.append(
+            f"it does not fit: {size(now.total)} are needed; lower trainer.micro_batch_size, set "
+            "trainer.gradient_checkpointing=true, or take another strategy or more devices"
+        )
+    return lines
+
+
+def _memory_row(plan: Plan, stage: int, memory: TrainingMemory) -> list[str]:
+    name = ("* " if stage == plan.stage else "  ") + (f"ZeRO {stage}" if stage else "single")
+    largest = plan.workload.largest_micro_batch(plan.target, stage)
+    parts = [size(getattr(memory, part)) for part in _PARTS]
+    return [name, *parts, size(memory.total), "unknown" if largest is None else f"{largest:,}"]
+
+
+def _offload_line(plan: Plan) -> str:
+    if plan.workload.optimizer == "muon":
+        return "strategy.offload_optimizer=true: not with optim=muon"
+    if plan.target.on_cpu:
+        return "strategy.offload_optimizer=true: saves nothing on a CPU, where it is the same memory"
+    memory = plan.workload.memory(plan.target, plan.stage, offload=True)
+    largest = plan.workload.largest_micro_batch(plan.target, plan.stage, offload=True)
+    return (
+        f"strategy.offload_optimizer=true: {size(memory.total)} on the device, {size(memory.host)} in the host's "
+        f"memory for each process; {largest} rows fit"
+    )
+
+
+def _files(plan: Plan) -> dict[str, int]:
+    return forecast.checkpoint_bytes(
+        plan.config, optimizer=plan.workload.optimizer, stage=plan.stage, precision=plan.target.precision
+    )
+
+
+def _time_lines(plan: Plan) -> list[str]:
+    from llmtrain.training.progress import duration
+
+    if plan.seconds is None:
+        missing = "the number of steps" if plan.flops is None else "the device's peak"
+        return [f"time: unknown, as {missing} is"]
+    assert plan.target.peak_flops is not None
+    peak = f"{plan.target.peak_flops / 1e12:,.3g} TFLOP/s of each {plan.target.name}"
+    line = f"time of the steps alone: {duration(plan.seconds)} at {plan.mfu:.0%} of {peak} (plan.mfu={plan.mfu:g})"
+    cost = plan.cost(plan.seconds)
+    return [line] if cost is None else [line, f"cost: {cost:,.2f} at {plan.price_per_hour:g} per device and hour"]
+
+
+def to_results(plan: Plan) -> dict[str, Any]:
+    """Everything as plain values, for the line of JSON."""
+    from llmtrain.model import kv_cache_bytes_per_token, parameter_count
+
+    target, stages = plan.target, plan.stages
+    return {
+        "command": "plan",
+        "parameters": parameter_count(plan.config),
+        "parameters_without_embeddings": parameter_count(plan.config, embeddings=False),
+        "steps": plan.length and plan.length.steps,
+        "tokens": plan.tokens,
+        "epochs": plan.tokens / plan.epoch_tokens if plan.tokens and plan.epoch_tokens else None,
+        "flops": plan.flops,
+        "device": target.name,
+        "devices": target.world_size,
+        "precision": target.precision,
+        "zero_stage": plan.stage,
+        "micro_batch_size": plan.batch.micro_batch_size,
+        "memory": {stage: plan.workload.memory(target, stage).to_dict() for stage in stages},
+        "device_memory": target.memory,
+        "largest_micro_batch": {stage: plan.workload.largest_micro_batch(target, stage) for stage in stages},
+        "checkpoint": _files(plan),
+        "peak_flops": target.peak_flops,
+        "mfu": plan.mfu,
+        "seconds": plan.seconds,
+        "cost": plan.cost(plan.seconds),
+        "kv_cache_bytes_per_token": kv_cache_bytes_per_token(plan.config, target.precision),
+    }
