@@ -50,6 +50,7 @@ class PreparedCorpus:
             tokens_per_second, characters_per_second of the run that made it.
         cached: whether it was there already.
     """
+
     train: list[tuple[ShardSet, float]]
     val: ShardSet
     fingerprint: str
