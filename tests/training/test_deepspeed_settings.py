@@ -1,8 +1,7 @@
-"""DeepSpeed's settings, files and logging, without training anything."""
+"""DeepSpeed's settings and logging, without training anything."""
 
 import logging
 import os
-import pickle
 import subprocess
 import sys
 import time
@@ -10,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from llmtrain.training.deepspeed import environment, files
+from llmtrain.training.deepspeed import environment
 from llmtrain.training.deepspeed.config import STRATEGIES, check_strategy, deepspeed_config
 
 
@@ -71,46 +69,6 @@ def test_gpus_overlap_communication_and_pin_memory(stage: Any) -> None:
 @pytest.fixture
 def deepspeed_on_cpu() -> None:
     environment.prepare_import("cpu")
-
-
-class Evil:
-    def __reduce__(self) -> tuple:
-        return (os.system, ("touch pwned",))
-
-
-@pytest.mark.usefixtures("deepspeed_on_cpu")
-def test_a_file_that_would_run_code_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    good, bad = tmp_path / "a_states.pt", tmp_path / "checkpoint" / "b_states.pt"
-    torch.save({"tensor": torch.zeros(3), "step": 3}, good)
-    assert files.check_files(tmp_path) is None
-    bad.parent.mkdir()
-    torch.save({"module": Evil()}, bad)
-    problem = files.check_files(tmp_path)
-    assert problem is not None
-    assert str(bad) in problem
-    assert "no part of a checkpoint" in problem
-    assert not (tmp_path / "pwned").exists()
-
-
-@pytest.mark.usefixtures("deepspeed_on_cpu")
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", pickle.dumps(Evil())])
-def test_a_broken_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "broken.pt").write_bytes(content)
-    problem = files.check_files(tmp_path)
-    assert problem is not None
-    assert "broken.pt" in problem
-    assert not (tmp_path / "pwned").exists()
-
-
-@pytest.mark.usefixtures("deepspeed_on_cpu")
-def test_each_process_checks_its_share(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        torch.save({}, tmp_path / f"{name}.pt")
-    (tmp_path / "b.pt").write_bytes(b"")
-    problems = [files.check_files(tmp_path, share=share, shares=2) for share in range(2)]
-    assert [problem is None for problem in problems] == [True, False]
 
 
 def test_deepspeeds_log_leaves_stdout_and_reaches_python_logging(
