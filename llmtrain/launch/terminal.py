@@ -92,6 +92,14 @@ class _HarnessedLogger(logging.Logger):
         pass
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that keeps quiet where logging's own would print a traceback for every line: on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
 class _TerminalFilter(logging.Filter):
     """Our own messages from INFO on; of the libraries only warnings that a reader can act on."""
 
@@ -177,7 +185,7 @@ class Terminal:
         descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(descriptor, 1)
         os.close(descriptor)
-        handler = logging.FileHandler(log_file, mode="a", encoding="utf-8", errors="backslashreplace")
+        handler = _LogFile(log_file, mode="a", encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.getLogger().addHandler(handler)
 

@@ -296,13 +296,19 @@ def failing_together() -> Iterator[None]:
     A collective; whatever fails must fail after the last collective inside.
 
     Raises:
-        OSError, ValueError: this rank's, or the first of another's.
+        OSError, ValueError: this rank's; on rank 0 otherwise the first of another's.
+        SystemExit: with code 2 on the other ranks, as rank 0 says what is wrong, once.
     """
     mine: Exception | None = None
+    leaving: SystemExit | None = None
     try:
         yield
     except (OSError, ValueError) as error:
         mine = error
+    except SystemExit as asked:  # by such a block inside this one
+        leaving = asked
     errors = [error for error in _from_all_ranks(mine) if error is not None]
+    if mine is not None or leaving is not None:
+        raise mine or leaving  # type: ignore[misc]
     if errors:
-        raise mine or errors[0]
+        raise errors[0] if _place()[0] == 0 else SystemExit(2)

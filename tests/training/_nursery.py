@@ -29,6 +29,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_only
+
 from llmtrain import adapters, checkpoint  # noqa: F401
 from llmtrain.training import checkpointing, state
 from llmtrain.training import fit as fitting
@@ -161,17 +163,19 @@ def mount(folder: Path, options: str) -> None:
         raise OSError(ctypes.get_errno(), "mount")
 
 
-def train(job: dict[str, Any], rank: int, port: int) -> None:
+def train(job: dict[str, Any], rank: int, port: int) -> int:
+    """What one process does; returns its exit code."""
     folder = Path(job["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     printed = os.open(folder / "printed.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank_zero_only.rank = rank  # which Lightning reads from the environment when it is imported
     if "disk" in job:
         result = fill_the_disk(folder, job)
         folder.with_name("result.json").write_text(json.dumps(result))
-        return
+        return 0
     record_and_signal(folder, rank, job.get("signal"))
     if "no_space" in job and job["no_space"]["rank"] == rank:
         fail_writing(job["no_space"]["tensor"])
@@ -179,12 +183,14 @@ def train(job: dict[str, Any], rank: int, port: int) -> None:
         store_loaded(folder)
     if "kill_at_change" in job:
         kill_at_change(folder, job["kill_at_change"])
+    code = 0
     try:
         result = dataclasses.asdict(toy_fit(folder, devices=job["processes"], **job["fit"]))
-    except ValueError as error:
-        result = {"error": str(error)}
+    except (ValueError, OSError) as error:
+        result, code = {"error": str(error)}, 2
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(result, default=str))
+    return code
 
 
 def born(job: dict[str, Any], rank: int, port: int) -> int:
@@ -194,8 +200,9 @@ def born(job: dict[str, Any], rank: int, port: int) -> int:
         return process
     code = 1
     try:
-        train(job, rank, port)
-        code = 0
+        code = train(job, rank, port)
+    except SystemExit as asked:
+        code = asked.code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -204,7 +211,7 @@ def born(job: dict[str, Any], rank: int, port: int) -> int:
 
 
 def run(job: dict[str, Any]) -> list[int]:
-    """Runs a job; when one of its processes is killed, or fails, the others are ended too."""
+    """Runs a job. When one of its processes is killed the others are ended too; when one fails, a little later."""
     port = free_port()
     processes = [born(job, rank, port) for rank in range(job["processes"])]
     codes: dict[int, int] = {}
@@ -214,7 +221,9 @@ def run(job: dict[str, Any]) -> list[int]:
             done, status = os.waitpid(process, os.WNOHANG)
             if done:
                 codes[process] = os.waitstatus_to_exitcode(status)
-        if any(codes.values()) or time.monotonic() > deadline:
+                if codes[process]:
+                    deadline = min(deadline, time.monotonic() + (30.0 if codes[process] > 0 else 0.0))
+        if time.monotonic() > deadline:
             for process in set(processes) - set(codes):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.002)

@@ -79,7 +79,8 @@ class Nursery:
         assert answer, Path(self._errors.name).read_text()[-4000:]
         codes = json.loads(answer)
         if not fails:
-            assert not any(codes), (folder / "printed.txt").read_text()[-4000:]
+            said = [path.read_text()[-4000:] for path in (folder / "printed.txt", result) if path.exists()]
+            assert not any(codes), "\n".join(said)
         return {"codes": codes, **(json.loads(result.read_text()) if result.exists() else {})}
 
     def close(self) -> None:

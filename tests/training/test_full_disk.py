@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from llmtrain.checkpoint import ModelFolderError, atomic
 from llmtrain.generation import SamplingParams
 from llmtrain.launch.edge import _sentence
+from llmtrain.launch.terminal import _LogFile
 from llmtrain.training.checkpointing import list_checkpoints
 from llmtrain.training.module import LanguageModule
 from tests.training.conftest import assert_equal, metrics, tensors
@@ -71,13 +74,17 @@ def test_a_disk_that_is_full_for_one_process_stops_all(nursery: Any, tmp_path: P
     """In the second checkpoint (each process writes about 34 tensors in one); under ZeRO 3 every tensor is gathered."""
     settings = SETTINGS | {"strategy": "deepspeed_3", "rows": 1, "processes": 2}
     result = nursery.run(tmp_path, no_space={"rank": rank, "tensor": 50}, fails=True, **settings)
+    assert result["codes"] == [2, 2]
     assert "The disk ran full while writing" in result["error"]
     assert "step-000004; the former state is untouched: free some space and run again." in result["error"]
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000002"]
     assert nursery.run(tmp_path, resume="auto", **settings)["resumed_from"] == 2
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+NEEDS_A_FULL_DEVICE = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+
+
+@NEEDS_A_FULL_DEVICE
 @pytest.mark.parametrize("name", ["metrics.csv", "samples.md"])
 def test_figures_and_samples_that_find_no_room_end_the_run_with_a_sentence(train, tmp_path, monkeypatch, name):
     """And what was saved before goes on."""
@@ -99,6 +106,16 @@ def test_figures_and_samples_that_find_no_room_end_the_run_with_a_sentence(train
     assert [each.step for each in list_checkpoints(tmp_path)] == [4]
     (tmp_path / name).unlink()
     assert train(tmp_path, resume="auto", **settings).steps == 8
+
+
+@NEEDS_A_FULL_DEVICE
+def test_a_log_file_that_finds_no_room_does_not_shout(capsys):
+    """The one sentence is said on the terminal; logging's own handler would print a traceback for every line."""
+    handler = _LogFile("/dev/full")
+    handler.handle(logging.makeLogRecord({"msg": "text"}))
+    with contextlib.suppress(OSError):
+        handler.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_too_little_room_is_seen_before_anything_is_written(train, tmp_path, monkeypatch):

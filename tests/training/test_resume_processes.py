@@ -161,5 +161,5 @@ def test_a_damaged_training_state_stops_all_processes_with_the_same_sentence(nur
     nursery.run(tmp_path, processes=2, strategy="deepspeed_1", steps=3)
     part = tmp_path / "checkpoints" / "step-000003" / "resume" / "state-00002-of-00002.safetensors"
     part.write_bytes(part.read_bytes()[:-1000])
-    result = nursery.run(tmp_path, processes=2, strategy="deepspeed_1", steps=6, resume="auto")
+    result = nursery.run(tmp_path, processes=2, strategy="deepspeed_1", steps=6, resume="auto", fails=True)
     assert "state-00002-of-00002.safetensors cannot be read" in result["error"]
