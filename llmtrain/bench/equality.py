@@ -4,7 +4,7 @@ Every case trains a tiny model on examples of unequal lengths with unequal masks
 token, so that padding, accumulation, ranks and masks all have something to get wrong. `fit` runs in processes of its
 own, as many as the case says, on the CPU: what is asked is arithmetic, which a device rounds and does not change.
 
-    python -m llmtrain.bench.equality cases.json results.pt      one rank of a launch; see `launch`
+    python -m llmtrain.bench.equality cases.json results.pt      one rank of a launch; see `ranks.launch`
 
 Does not know settings files, nor which differences are small enough.
 """
@@ -14,9 +14,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmtrain.bench.ranks import launch
 from llmtrain.data.batches import pad_examples
 from llmtrain.data.examples import Example
 from llmtrain.data.modules import FinetuneDataModule
@@ -266,49 +264,6 @@ def train_all(cases: Sequence[Case], folder: Path, *, command: Sequence[str] = (
     return done
 
 
-def launch(command: Sequence[str], processes: int, folder: Path, seconds: float) -> str:
-    """Runs a command once for each rank, in `folder`, and waits for all of them.
-
-    Returns:
-        What the ranks wrote to standard error.
-
-    Raises:
-        RuntimeError: A rank failed or took too long.
-    """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    settings = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "DS_ACCELERATOR")}
-    package = str(Path(__file__).resolve().parents[2])
-    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, inherited.get("PYTHONPATH")]))
-    settings["PATH"] = str(folder / "nothing")  # no compiler: compiling DeepSpeed's small op would take a minute
-    ranks = [
-        subprocess.Popen(
-            list(command),
-            env=inherited | settings | {"LOCAL_RANK": str(rank)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
-        for rank in range(processes)
-    ]
-    try:
-        written = [rank.communicate(timeout=seconds)[1] for rank in ranks]
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{processes} ranks took more than {seconds:.0f} s in {folder}") from None
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    for rank, text in zip(ranks, written, strict=True):
-        if rank.returncode:
-            raise RuntimeError(f"a rank of {processes} ended with {rank.returncode}:\n{text[-4000:]}")
-    return "".join(written)
-
-
 def loss_distance(ours: Trained, theirs: Trained) -> float:
     """The largest relative difference of the losses over all steps."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours.losses, theirs.losses, strict=True))
@@ -324,6 +279,79 @@ def weight_distance(ours: Trained, theirs: Trained) -> float:
 def gradient_ratio(ours: Trained, theirs: Trained) -> float:
     """The first step's gradient norm over the other's."""
     return ours.norms[0] / theirs.norms[0]
+
+
+OURS, LIGHTNINGS = "llmtrain", "Lightning's own"
+_LOSS_LIMIT, _WEIGHT_LIMIT = 1e-6, 1e-5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a case against plain PyTorch.
+
+    Attributes:
+        strategy: Its name, and what is offloaded.
+        processes: Ranks.
+        scaling: Who scales the gradient.
+        gradient: Norm of the first step's gradient over plain PyTorch's.
+        loss: Largest relative difference of the losses.
+        weights: Largest ‖Δ‖/‖w‖ of the final weights.
+    """
+
+    strategy: str
+    processes: int
+    scaling: str
+    gradient: float
+    loss: float
+    weights: float
+
+    @property
+    def equal(self) -> bool:
+        """Whether the losses agree to 1e-6 and the weights to 1e-5."""
+        return self.loss <= _LOSS_LIMIT and self.weights <= _WEIGHT_LIMIT
+
+
+def measure(folder: Path) -> list[Row]:
+    """Twenty steps with accumulation 4 and clipping under every strategy, and with Lightning's scaling of the gradient.
+
+    Args:
+        folder: An empty folder for the runs.
+    """
+    offload = {"offload_optimizer": True}
+    strategies: list[tuple[str, dict[str, Any]]] = [
+        *((f"deepspeed_{stage}", {}) for stage in (1, 2, 3)),
+        ("deepspeed_2", offload),
+        ("deepspeed_3", offload | {"offload_parameters": True}),
+    ]
+    cases = [Case("single", 1, 4, CLIP)]
+    cases += [Case(name, processes, 4, CLIP, options=more) for processes in (1, 2) for name, more in strategies]
+    cases += [Case(name, 2, 4, CLIP, lightnings=True) for name, more in strategies if not more]
+    done = train_all(cases, folder)
+    rows = []
+    for case in cases:
+        ours, theirs = Trained(**done[case.name]), plain(case.optimizer, case.clip)
+        rows.append(
+            Row(
+                " + ".join([case.strategy, *case.options]),
+                case.processes,
+                LIGHTNINGS if case.lightnings else OURS,
+                gradient_ratio(ours, theirs),
+                loss_distance(ours, theirs),
+                weight_distance(ours, theirs),
+            )
+        )
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows for the terminal."""
+    head = f"{'strategy':<56}{'processes':>9}  {'scaling':<16}{'gradient':>9}{'loss':>10}{'weights':>10}"
+    lines = [
+        f"{row.strategy:<56}{row.processes:>9}  {row.scaling:<16}{row.gradient:>9.4f}{row.loss:>10.1e}"
+        f"{row.weights:>10.1e}"
+        for row in rows
+    ]
+    return "\n".join([head, *lines])
 
 
 def main(cases: Path, results: Path) -> None:

@@ -33,7 +33,7 @@ def pad_examples(examples: Sequence[Example], *, pad_id: int, rows: int) -> Batc
 
 
 def pack_examples(examples: Sequence[Example], *, pad_id: int, length: int) -> Batch:
-    """Examples end to end in as few rows as first-fit, longest first, finds; T is that of the fullest row.
+    """Examples end to end in as few rows as first-fit, longest first, finds, and those as short as they can be.
 
     Args:
         examples: None longer than `length`; there may be none.
@@ -44,7 +44,7 @@ def pack_examples(examples: Sequence[Example], *, pad_id: int, length: int) -> B
         {"input_ids", "labels", "document_ids"}, each (B, T) int64. An example's document id is its place in its row;
         the padding of a row is a document of its own.
     """
-    packed = pack([len(example.input_ids) for example in examples], length) or [[]]
+    packed = pack_level([len(example.input_ids) for example in examples], length) or [[]]
     longest = max(1, *(sum(len(examples[number].input_ids) for number in row) for row in packed))
     inputs, labels = _empty(len(packed), longest, pad_id)
     documents: Int64Array = np.zeros_like(inputs)
@@ -59,6 +59,21 @@ def pack_examples(examples: Sequence[Example], *, pad_id: int, length: int) -> B
         documents[row, start:] = len(numbers)
     arrays = {"input_ids": inputs, "labels": labels, "document_ids": documents}
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def pack_level(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """As `pack`, with rows as even as they can be, as a last row that is nearly empty is padded to the others' length.
+
+    Raises:
+        ValueError: An item is longer than a row.
+    """
+    rows = pack(lengths, capacity)
+    even = max(-(-sum(lengths) // max(1, len(rows))), max(lengths, default=0))
+    for lower in range(even, capacity):
+        levelled = pack(lengths, lower)
+        if len(levelled) == len(rows):
+            return levelled
+    return rows
 
 
 def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:

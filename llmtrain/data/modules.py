@@ -302,6 +302,12 @@ class FinetuneDataModule(_DataModule):
             return None
         return self._batch(longest)
 
+    def positions(self, steps: int) -> tuple[int, int]:
+        """What this rank computes in the first steps: positions of examples, and all positions, padding among them."""
+        batches = list(self._batches(range(min(steps, self.total_steps))))
+        examples = [self._train[number] for batch in batches for number in batch["sample_ids"].tolist()]
+        return sum(len(example.input_ids) for example in examples), sum(batch["input_ids"].numel() for batch in batches)
+
     def _batches(self, steps: range) -> Iterator[Batch]:
         rows = self.rows_per_step
         _, drawn = self._order.draw(np.arange(steps.start * rows, steps.stop * rows, dtype=np.int64))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "decode", "prepare", "memory", "training-memory")
+PARTS = ("train", "decode", "prepare", "memory", "training-memory", "equality")
 _BUSY = 0.5  # load per core at the start from which the figures are called rough
 _WARMUP_ROUNDS = 1
 
@@ -58,8 +58,9 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
             comparisons += getattr(bench, part.replace("-", "_"))()
     finally:
         shutil.rmtree(bench.work, ignore_errors=True)
-    logger.info("\n%s\n", table(comparisons))
-    marks = [each.met for each in comparisons if each.met is not None]
+    if comparisons:
+        logger.info("\n%s\n", table(comparisons))
+    marks = [each.met for each in comparisons if each.met is not None] + bench.equal
     return {
         "command": "bench",
         "run_dir": str(run_dir),
@@ -104,6 +105,7 @@ class _Bench:
     Attributes:
         work: A folder for files that only the measurement needs.
         facts: What was measured, for the results.
+        equal: For each of our cases, whether it equals plain PyTorch.
     """
 
     def __init__(self, settings: DictConfig, work: Path) -> None:
@@ -115,6 +117,7 @@ class _Bench:
         self.threads = torch.get_num_threads()
         os.environ["RAYON_NUM_THREADS"] = str(self.threads)  # of tokenizers, whose pool starts at its first use
         self.facts: dict[str, Any] = {}
+        self.equal: list[bool] = []
 
     @cached_property
     def pretrain(self) -> DictConfig:
@@ -328,6 +331,20 @@ class _Bench:
         logger.info("\n%s\n", table(found))
         self.facts["training_memory"] = [each.to_dict() for each in found]
         return [each.comparison() for each in found]
+
+    def equality(self) -> list[Comparison]:
+        """Losses and weights beside plain PyTorch's, not speed: a table of its own."""
+        from dataclasses import asdict
+
+        from llmtrain.bench import equality
+
+        folder = self.work / "equality"
+        folder.mkdir()
+        rows = equality.measure(folder)
+        logger.info("\n%s\n", equality.table(rows))
+        self.facts["equality"] = [asdict(row) for row in rows]
+        self.equal = [row.equal for row in rows if row.scaling == equality.OURS]
+        return []
 
     def _documents(self, limit_bytes: int) -> list[str]:
         from llmtrain.bench.preparing import documents_of

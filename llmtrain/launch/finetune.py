@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 VAL_EXAMPLES = 128
 """As many training examples are set aside at most, where the settings do not say."""
 
+_LOOKED_AT = 20  # steps, to say how much of their batches is padding
+
 # What the settings of a task hold besides the arguments of its function.
 _NOT_THE_TASKS = ("kind", "max_length")
 
@@ -276,6 +278,8 @@ def _fit(
         seed=settings.seed,
         packing_length=_packing_length(settings, base),
     )
+    used, computed = data.positions(_LOOKED_AT)
+    logger.info("%.1f %% of the positions that are computed are padding.", 100 * (1 - used / computed))
 
     def write_adapter(folder: Path, weights: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
         save_adapter_folder(folder, tuning.adapted, info={**tuning.info, **counters}, state_dict=weights)

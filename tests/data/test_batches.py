@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.batches import pack, pack_examples, pad_examples
+from llmtrain.data.batches import pack, pack_examples, pack_level, pad_examples
 from llmtrain.data.examples import Example
 from llmtrain.data.windows import IGNORED
 
@@ -31,6 +31,20 @@ def test_every_item_is_in_one_row_and_no_row_is_too_full(lengths, capacity):
     assert all(0 < total <= capacity for total in totals)
     # First-fit leaves at most one row half empty: any two of those would have shared a row.
     assert sum(total <= capacity / 2 for total in totals) <= 1
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(50, 120))
+def test_level_rows_are_as_few_and_no_longer(lengths, capacity):
+    rows, level = pack(lengths, capacity), pack_level(lengths, capacity)
+    assert sorted(number for row in level for number in row) == list(range(len(lengths)))
+    assert len(level) == len(rows)
+    fullest = [max(sum(lengths[number] for number in row) for row in each) for each in (level, rows)]
+    assert fullest[0] <= fullest[1]
+
+
+def test_two_rows_share_what_one_and_a_bit_would_hold():
+    assert [sum([11] * len(row)) for row in pack([11] * 16, 128)] == [121, 55]
+    assert [sum([11] * len(row)) for row in pack_level([11] * 16, 128)] == [88, 88]
 
 
 def test_what_is_longer_than_a_row_is_refused():

@@ -23,6 +23,7 @@ import torch
 
 from llmtrain.bench import equality
 from llmtrain.bench.equality import CLIP, Case, Trained
+from llmtrain.bench.ranks import launch
 from llmtrain.data.batches import pad_examples
 from llmtrain.model import loss_sum
 
@@ -181,7 +182,7 @@ class Runs:
             place.mkdir()
             mine = [spec for spec in specs if spec["processes"] == processes]
             (place / "specs.json").write_text(json.dumps(mine))
-            equality.launch([sys.executable, str(WORKER), "specs.json", "results.pt"], processes, place, 1200)
+            launch([sys.executable, str(WORKER), "specs.json", "results.pt"], processes, place, 1200)
             found = torch.load(place / "results.pt", weights_only=True)
             return {(name, processes): result for name, result in found.items()}
 

@@ -1,0 +1,52 @@
+"""Starts the ranks of a small job on this machine and waits for them. Knows nothing of what they compute."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def launch(command: Sequence[str], processes: int, folder: Path, seconds: float) -> str:
+    """Runs a command once for each rank, in `folder`, and waits for all of them.
+
+    Returns:
+        What the ranks wrote to standard error.
+
+    Raises:
+        RuntimeError: A rank failed or took too long.
+    """
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    settings = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "DS_ACCELERATOR")}
+    package = str(Path(__file__).resolve().parents[2])
+    settings["PYTHONPATH"] = os.pathsep.join(filter(None, [package, inherited.get("PYTHONPATH")]))
+    settings["PATH"] = str(folder / "nothing")  # no compiler: compiling DeepSpeed's small op would take a minute
+    ranks = [
+        subprocess.Popen(
+            list(command),
+            env=inherited | settings | {"LOCAL_RANK": str(rank)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        written = [rank.communicate(timeout=seconds)[1] for rank in ranks]
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{processes} ranks took more than {seconds:.0f} s in {folder}") from None
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+    for rank, text in zip(ranks, written, strict=True):
+        if rank.returncode:
+            raise RuntimeError(f"a rank of {processes} ended with {rank.returncode}:\n{text[-4000:]}")
+    return "".join(written)

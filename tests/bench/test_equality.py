@@ -1,0 +1,63 @@
+"""The table of `llmtrain bench which=[equality]`, and the launch of ranks under it."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from llmtrain.bench import equality
+from llmtrain.bench.equality import Case, Row
+from llmtrain.bench.ranks import launch
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.timeout(900)
+def test_ours_equals_plain_pytorch_and_lightnings_gradient_is_a_quarter(tmp_path, caplog):
+    """PAINS 11: with accumulation 4."""
+    from llmtrain.launch import bench
+    from llmtrain.launch.composing import compose
+
+    paths = [f"paths.runs_dir={tmp_path / 'runs'}", f"paths.data_dir={tmp_path / 'data'}"]
+    with caplog.at_level("INFO", "llmtrain.launch.bench"):
+        results = bench.run(compose("bench", ["which=[equality]", *paths]).settings, tmp_path / "run")
+    assert results["met"] is True
+    assert results["comparisons"] == {}
+    ours = [row for row in results["equality"] if row["scaling"] == equality.OURS]
+    theirs = [row for row in results["equality"] if row["scaling"] == equality.LIGHTNINGS]
+    assert {(row["strategy"].split()[0], row["processes"]) for row in ours} >= {
+        (f"deepspeed_{stage}", processes) for stage in (1, 2, 3) for processes in (1, 2)
+    }
+    assert [row["gradient"] for row in ours] == pytest.approx([1.0] * len(ours), abs=1e-5)
+    assert [row["gradient"] for row in theirs] == pytest.approx([0.25] * 3, abs=1e-5)
+    assert all(row["loss"] > 1e-3 and row["weights"] > 1e-3 for row in theirs)
+    assert "Lightning's own" in caplog.text
+
+
+def test_a_row_is_equal_within_both_limits():
+    assert Row("s", 1, equality.OURS, 1.0, 1e-6, 1e-5).equal
+    assert not Row("s", 1, equality.OURS, 1.0, 2e-6, 1e-7).equal
+    assert not Row("s", 1, equality.OURS, 1.0, 1e-7, 2e-5).equal
+    text = equality.table([Row("deepspeed_3", 2, equality.OURS, 0.25, 1e-3, 2e-3)])
+    assert text.splitlines()[1].split() == ["deepspeed_3", "2", "llmtrain", "0.2500", "1.0e-03", "2.0e-03"]
+
+
+def test_names_of_cases_tell_them_apart():
+    cases = [
+        Case("deepspeed_2"), Case("deepspeed_2", 2), Case("deepspeed_2", 1, 2), Case("deepspeed_2", clip=1.0),
+        Case("deepspeed_2", lora=True), Case("deepspeed_2", lightnings=True), Case("deepspeed_2", options={"a": True}),
+    ]  # fmt: skip
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_a_rank_that_fails_is_told_with_what_it_wrote(tmp_path):
+    program = "import os, sys; print('rank', os.environ['LOCAL_RANK'], file=sys.stderr); sys.exit(3)"
+    with pytest.raises(RuntimeError, match=r"a rank of 2 ended with 3:\nrank 0"):
+        launch([sys.executable, "-c", program], 2, tmp_path, 60)
+    assert launch([sys.executable, "-c", program.replace("3)", "0)")], 1, tmp_path, 60) == "rank 0\n"
+
+
+def test_ranks_that_take_too_long_are_ended(tmp_path):
+    with pytest.raises(RuntimeError, match="1 ranks took more than 1 s"):
+        launch([sys.executable, "-c", "import time; time.sleep(60)"], 1, tmp_path, 1)
