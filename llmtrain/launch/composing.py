@@ -83,7 +83,10 @@ def declared_sweeps(root: str, overrides: Sequence[str], configs: Path | None = 
 
     configs = configs or catalogue.config_dir()
     groups = catalogue.read_groups(configs, root)
-    choices = [f"{key}={value}" for key, value in map(_split, overrides) if key in groups]
+    chosen = [(key, value) for key, value in map(_split, overrides) if key in groups]
+    for key, value in chosen:
+        _check_option(groups[key], value)
+    choices = [f"{key}={value}" for key, value in chosen]
     params = OmegaConf.select(_hydra_compose(root, choices, configs), "hydra.sweeper.params")
     return {} if params is None else {str(key): str(value) for key, value in params.items()}
 

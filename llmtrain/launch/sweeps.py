@@ -106,16 +106,15 @@ def _values(key: str, text: str) -> list[str]:
         return [text]
     try:
         override = OverridesParser.create().parse_override(f"key={text}")
-    except HydraException:
+        if not override.is_sweep_override():
+            return [text]
+        if override.is_interval_sweep():
+            raise SettingsError(f"{key}={text} is a stretch of numbers; write out values, as {key}=1,2,3 or range(1,4)")
+        if holds_text(key):
+            return [each.text if isinstance(each, QuotedString) else str(each) for each in override.sweep_iterator()]
+        return [{"True": "true", "False": "false"}.get(each, each) for each in override.sweep_string_iterator()]
+    except HydraException:  # what its grammar cannot read is text
         return [text]
-    if not override.is_sweep_override():
-        return [text]
-    if not override.is_discrete_sweep():
-        raise SettingsError(f"{key}={text} is a stretch of numbers; write out the values, as {key}=1,2,3 or range(1,4)")
-    if not holds_text(key):
-        return list(override.sweep_string_iterator())
-    choices = getattr(override.value(), "list", [])
-    return [each.text if isinstance(each, QuotedString) else str(each) for each in choices]
 
 
 def _compose(command: str, job: Job, configs: Path | None) -> Composed:
