@@ -40,6 +40,7 @@ SMALL = {
         "trainer.val_examples=16",
         "optim.warmup_steps=2",
     ],
+    "plan": CORPUS,
     "evaluate": ["tasks=none"],
     "generate": ["sampling.max_new_tokens=8"],
 }
@@ -52,6 +53,7 @@ UNTOUCHED = {
     "smoke": "tests/launch/test_smoke.py runs it",
     "bench": "tests/bench run its parts",
     "bench-memory": "tests/bench run its parts",
+    "bench-memory-training": "tests/bench run its parts",
     "setup": "tests/launch/test_makefile.py runs it",
     "help": "tests/launch/test_makefile.py runs it",
     "clean": "removes caches",

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch import forecast
-from llmtrain.launch.forecast import Target, Workload, size
+from llmtrain.launch.forecast import Target, Workload
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from llmtrain.model import ModelConfig, TrainingMemory
+    from llmtrain.model import ModelConfig
     from llmtrain.training.geometry import BatchGeometry, RunLength
 
 logger = logging.getLogger(__name__)
 
-_PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "allocator", "saving")
+_USUAL_MFU = 0.4  # of well-fed GPUs
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,12 @@ class Plan:
         stages = [1, 2] if self.workload.optimizer == "muon" else [1, 2, 3]
         return [0, *stages] if self.target.world_size == 1 else stages
 
+    def files(self) -> dict[str, int]:
+        """Bytes on disk of a checkpoint; see `forecast.checkpoint_bytes`."""
+        return forecast.checkpoint_bytes(
+            self.config, optimizer=self.workload.optimizer, stage=self.stage, precision=self.target.precision
+        )
+
     def cost(self, seconds: float | None) -> float | None:
         """Of all devices for so long."""
         if seconds is None or self.price_per_hour is None:
@@ -98,6 +104,8 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     Raises:
         ValueError: A setting that could not work, here or in `pretrain`.
     """
+    from llmtrain.launch.plan_text import describe
+
     _check(settings)
     plan = plan_from(settings)
     logger.info("\n%s", "\n".join(describe(plan)))
@@ -116,18 +124,14 @@ def _check(settings: DictConfig) -> None:
 
     plan = settings.plan
     if plan.device != "auto" and plan.device not in GPUS:
-        raise ValueError(
-            f"plan.device={plan.device} is not known; use auto (this machine) or one of {', '.join(GPUS)}."
-        )
+        raise ValueError(f"plan.device={plan.device} is unknown; use auto (this machine) or one of {', '.join(GPUS)}.")
     if not 0 < plan.mfu <= 1:
         raise ValueError(f"plan.mfu={plan.mfu} must be above 0 and at most 1: it is a share of the device's peak.")
     for name in ("memory_gb", "price_per_hour"):
         if plan[name] is not None and not plan[name] > 0:
             raise ValueError(f"plan.{name}={plan[name]} must be above 0, or null.")
     if plan.probe and plan.device != "auto":
-        raise ValueError(
-            f"plan.probe=true measures this machine, not plan.device={plan.device}; leave one of them out."
-        )
+        raise ValueError(f"plan.probe=true measures this machine, not plan.device={plan.device}; leave one out.")
 
 
 def plan_from(settings: DictConfig) -> Plan:
@@ -146,27 +150,53 @@ def plan_from(settings: DictConfig) -> Plan:
     )
     config, epoch_rows = _shape_and_corpus(settings)
     pretrain._check_context(length, config.max_position_embeddings)
-    workload = Workload(
-        config=config,
-        micro_batch_size=batch.micro_batch_size,
-        sequence_length=length,
-        optimizer=settings.optim.name,
-        gradient_checkpointing=trainer.gradient_checkpointing,
-        grad_accum_dtype=strategy.get("grad_accum_dtype", "fp32"),
-    )
     return Plan(
-        config=config,
         target=target,
-        workload=workload,
-        stage=forecast.stage_of(strategy.name),
-        batch=batch,
         length=_length(settings, batch, epoch_rows),
         epoch_tokens=None if epoch_rows is None else epoch_rows * length,
         mfu=settings.plan.mfu,
         price_per_hour=settings.plan.price_per_hour,
-        keep_last=trainer.keep_last,
-        saves=trainer.checkpoint_every is not None,
+        **_of_settings(settings, config, batch),
     )
+
+
+def plan_of(
+    settings: DictConfig, config: ModelConfig, batch: BatchGeometry, length: RunLength, *, epoch_rows: int
+) -> Plan:
+    """The plan of a run that is about to start on this machine, from settings of `pretrain`; nothing is measured."""
+    from llmtrain.training import hardware
+
+    trainer = settings.trainer
+    machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
+    return Plan(
+        target=forecast.present_target(machine, measure=False),
+        length=length,
+        epoch_tokens=epoch_rows * settings.data.sequence_length,
+        mfu=_USUAL_MFU,
+        price_per_hour=None,
+        **_of_settings(settings, config, batch),
+    )
+
+
+def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry) -> dict[str, Any]:
+    """The parts of a plan that only the settings decide."""
+    trainer, strategy = settings.trainer, settings.strategy
+    workload = Workload(
+        config=config,
+        micro_batch_size=batch.micro_batch_size,
+        sequence_length=settings.data.sequence_length,
+        optimizer=settings.optim.name,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+        grad_accum_dtype=strategy.get("grad_accum_dtype", "fp32"),
+    )
+    return {
+        "config": config,
+        "workload": workload,
+        "stage": forecast.stage_of(strategy.name),
+        "batch": batch,
+        "keep_last": trainer.keep_last,
+        "saves": trainer.checkpoint_every is not None,
+    }
 
 
 def target_from(settings: DictConfig) -> Target:
@@ -251,116 +281,6 @@ def _length(settings: DictConfig, batch: BatchGeometry, epoch_rows: int | None) 
     )
 
 
-def describe(plan: Plan) -> list[str]:
-    """The plan for the reader."""
-    from llmtrain.model import kv_cache_bytes_per_token
-
-    target, config = plan.target, plan.config
-    where = f"{target.world_size} × {target.name}" + (
-        f" ({target.num_nodes} machines × {target.devices})" if target.num_nodes > 1 else ""
-    )
-    lines = [*summary(plan), f"on {where}, {target.precision}", "", *_memory_table(plan), ""]
-    kept = "all of them" if plan.keep_last is None else f"{plan.keep_last} of them"
-    files = _files(plan)
-    if plan.saves:
-        lines.append(
-            f"a checkpoint takes {size(files['total'])} (model {size(files['model'])}, to resume "
-            f"{size(files['resume'])}); trainer.keep_last={'null' if plan.keep_last is None else plan.keep_last} keeps "
-            f"{kept}"
-            + ("" if plan.keep_last is None else f", {size(plan.keep_last * files['total'])}")
-            + ", and one more while it is written"
-        )
-    lines += _time_lines(plan)
-    each = ", ".join(f"{size(kv_cache_bytes_per_token(config, dtype))} in {dtype}" for dtype in ("bf16", "fp32"))
-    return [*lines, f"generating, the cache takes {each} for each token of a text"]
-
-
-def summary(plan: Plan) -> list[str]:
-    """Parameters, steps and FLOPs: what `pretrain` shows, too."""
-    from llmtrain.model import parameter_count
-
-    sequence = plan.workload.sequence_length
-    parameters = (
-        f"{parameter_count(plan.config) / 1e6:,.2f} M parameters "
-        f"({parameter_count(plan.config, embeddings=False) / 1e6:,.2f} M without embeddings)"
-    )
-    if plan.length is None or plan.tokens is None or plan.flops is None:
-        steps = "steps, tokens, FLOPs: unknown, as the corpus is not prepared yet (llmtrain prepare)"
-        return [parameters, f"{plan.batch} of {sequence} tokens", steps]
-    epochs = "epochs unknown: the corpus is not prepared yet"
-    if plan.epoch_tokens:
-        epochs = f"{plan.tokens / plan.epoch_tokens:.2f} epochs"
-    return [
-        f"{parameters}; {plan.length.steps:,} steps ({plan.length.decided_by})",
-        f"{plan.batch} of {sequence} tokens: {plan.tokens / 1e6:,.2f} M tokens, {epochs}, {plan.flops:.2g} FLOPs",
-    ]
-
-
-def _memory_table(plan: Plan) -> list[str]:
-    memory = "unknown" if plan.target.memory is None else size(plan.target.memory)
-    rows = [["memory of one process", *_PARTS, "total", "rows that fit"]]
-    for stage in plan.stages:
-        rows.append(_memory_row(plan, stage, plan.workload.memory(plan.target, stage)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    rows_now = plan.workload.micro_batch_size
-    lines.append(
-        f"* this run's strategy; {rows_now} rows of {plan.workload.sequence_length} tokens at a time; "
-        f"a device has {memory}, of which {size(forecast.RESERVED)} are for the process itself"
-    )
-    if plan.stage:
-        lines.append(_offload_line(plan))
-    now = plan.workload.memory(plan.target, plan.stage)
-    if plan.target.memory is not None and now.total > plan.target.memory - forecast.RESERVED:
-        lines.append(
-            f"it does not fit: {size(now.total)} are needed; lower trainer.micro_batch_size, set "
-            "trainer.gradient_checkpointing=true, or take another strategy or more devices"
-        )
-    return lines
-
-
-def _memory_row(plan: Plan, stage: int, memory: TrainingMemory) -> list[str]:
-    name = ("* " if stage == plan.stage else "  ") + (f"ZeRO {stage}" if stage else "single")
-    largest = plan.workload.largest_micro_batch(plan.target, stage)
-    parts = [size(getattr(memory, part)) for part in _PARTS]
-    return [name, *parts, size(memory.total), "unknown" if largest is None else f"{largest:,}"]
-
-
-def _offload_line(plan: Plan) -> str:
-    if plan.workload.optimizer == "muon":
-        return "strategy.offload_optimizer=true: not with optim=muon"
-    if plan.target.on_cpu:
-        return "strategy.offload_optimizer=true: saves nothing on a CPU, where it is the same memory"
-    memory = plan.workload.memory(plan.target, plan.stage, offload=True)
-    largest = plan.workload.largest_micro_batch(plan.target, plan.stage, offload=True)
-    return (
-        f"strategy.offload_optimizer=true: {size(memory.total)} on the device, {size(memory.host)} in the host's "
-        f"memory for each process; {largest} rows fit"
-    )
-
-
-def _files(plan: Plan) -> dict[str, int]:
-    return forecast.checkpoint_bytes(
-        plan.config, optimizer=plan.workload.optimizer, stage=plan.stage, precision=plan.target.precision
-    )
-
-
-def _time_lines(plan: Plan) -> list[str]:
-    from llmtrain.training.progress import duration
-
-    if plan.seconds is None:
-        missing = "the number of steps" if plan.flops is None else "the device's peak"
-        return [f"time: unknown, as {missing} is"]
-    assert plan.target.peak_flops is not None
-    peak = f"{plan.target.peak_flops / 1e12:,.3g} TFLOP/s of each {plan.target.name}"
-    line = f"time of the steps alone: {duration(plan.seconds)} at {plan.mfu:.0%} of {peak} (plan.mfu={plan.mfu:g})"
-    cost = plan.cost(plan.seconds)
-    return [line] if cost is None else [line, f"cost: {cost:,.2f} at {plan.price_per_hour:g} per device and hour"]
-
-
 def to_results(plan: Plan) -> dict[str, Any]:
     """Everything as plain values, for the line of JSON."""
     from llmtrain.model import kv_cache_bytes_per_token, parameter_count
@@ -382,7 +302,7 @@ def to_results(plan: Plan) -> dict[str, Any]:
         "memory": {stage: plan.workload.memory(target, stage).to_dict() for stage in stages},
         "device_memory": target.memory,
         "largest_micro_batch": {stage: plan.workload.largest_micro_batch(target, stage) for stage in stages},
-        "checkpoint": _files(plan),
+        "checkpoint": plan.files(),
         "peak_flops": target.peak_flops,
         "mfu": plan.mfu,
         "seconds": plan.seconds,

@@ -150,10 +150,17 @@ def _never_seen(prepared: PreparedCorpus) -> list[int]:
     return sorted(set.intersection(*(set(shards.never_seen) for shards, _ in prepared.train)))
 
 
+def _epoch_rows(settings: DictConfig, prepared: PreparedCorpus) -> int:
+    return sum(shards.num_tokens // settings.data.sequence_length for shards, _ in prepared.train)
+
+
 def _run_length(settings: DictConfig, batch: BatchGeometry, prepared: PreparedCorpus) -> RunLength:
-    length = settings.data.sequence_length
-    windows = sum(shards.num_tokens // length for shards, _ in prepared.train)
-    return checked_length(settings, rows=batch.rows, epoch_rows=windows, row_tokens=length)
+    return checked_length(
+        settings,
+        rows=batch.rows,
+        epoch_rows=_epoch_rows(settings, prepared),
+        row_tokens=settings.data.sequence_length,
+    )
 
 
 def _prompts(setting: str | Sequence[str], start: Start) -> list[str]:
@@ -173,20 +180,14 @@ def _prompts(setting: str | Sequence[str], start: Start) -> list[str]:
 
 
 def _announce(settings: DictConfig, start: Start, batch: BatchGeometry, length: RunLength) -> None:
-    from llmtrain.model import flops_per_token, parameter_count
+    """The short form of the plan, and a warning if the memory will not do."""
+    from llmtrain.launch.plan import plan_of
+    from llmtrain.launch.plan_text import short_form, shortage
 
-    config, sequence_length = start.model.config, settings.data.sequence_length
-    tokens = length.steps * batch.rows * sequence_length
-    logger.info(
-        "%.2f M parameters; %d steps (%s), %s of %d tokens: %.2f M tokens, %.2g FLOPs",
-        parameter_count(config) / 1e6,
-        length.steps,
-        length.decided_by,
-        batch,
-        sequence_length,
-        tokens / 1e6,
-        tokens * flops_per_token(config, sequence_length),
-    )
+    plan = plan_of(settings, start.model.config, batch, length, epoch_rows=_epoch_rows(settings, start.prepared))
+    logger.info("%s", "\n".join(short_form(plan)))
+    if (warning := shortage(plan)) is not None:
+        logger.warning("%s", warning)
 
 
 def _fit(

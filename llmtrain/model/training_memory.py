@@ -30,9 +30,10 @@ HEAP_BLOCK = 32 << 20
 """glibc takes blocks below this from heaps, where what is freed between others stays; larger ones go back at once."""
 
 HEAP_SHARES = (0.20, 0.05)
-"""What heaps hold beyond the sum of the parts, as a share of it: where a process's share of the matrices is such a
-block, and where it is not. Measured: 8 to 33 %, and −9 to 17 % (some parts never meet). With heaps switched off
-(`MALLOC_MMAP_THRESHOLD_=1000000`, which costs a sixth of the speed) the tensors alone are predicted within 7 %."""
+"""What heaps hold beyond the sum of the parts, as a share of it: where matrices are allocated one by one (without
+DeepSpeed and under ZeRO 3) or a process's share of them is such a block, and where not. Measured: 5 to 33 %, and −9 to
+14 %, as some parts never meet. With heaps switched off (`MALLOC_MMAP_THRESHOLD_=1000000`, which costs a sixth of the
+speed) the tensors alone are predicted within 7 %."""
 
 _ALLREDUCE_BUCKET = 500_000_000  # of BF16_Optimizer (bf16, ZeRO 1), which no setting reaches
 
@@ -154,7 +155,7 @@ def training_memory(
     copies, used = 12 * count, sum(parts.values())
     if not on_cpu:
         return TrainingMemory(**parts, host=host + copies)
-    in_heaps = 4 * max(count - tables, tables) // share < HEAP_BLOCK
+    in_heaps = zero_stage in (0, 3) or 4 * max(count - tables, tables) // share < HEAP_BLOCK
     allocator = int(HEAP_SHARES[0 if in_heaps else 1] * used)
     state = parts["weights"] + parts["gradients"] + parts["optimizer"]
     return TrainingMemory(**parts, allocator=allocator, saving=max(0, state + copies - used - allocator))

@@ -57,9 +57,10 @@ class Figures(Callback):
         self._session_tokens = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measures the peak and starts the watch."""
+        """Measures the peak, in all processes at once, and starts the watch."""
         assert isinstance(pl_module, LanguageModule)
         if self._flops is not None:
+            trainer.strategy.barrier("peak")  # on shared cores each has only its part of the machine while all compute
             peak = torch.tensor(hardware.peak_flops(self._precision, pl_module.device), dtype=torch.float64)
             self._peak = float(trainer.strategy.reduce(peak.to(pl_module.device), reduce_op="sum"))
         self._control.stopwatch.start()
@@ -121,6 +122,8 @@ class Figures(Callback):
         figures["train/tokens_per_second"] = speed
         positions = self._positions.read(module.positions_seen) * trainer.world_size
         if self._flops is not None and self._peak:
+            # A peak that was measured in a busy moment is corrected by what training reaches.
+            self._peak = max(self._peak, positions * self._flops)
             figures["train/mfu"] = positions * self._flops / self._peak
         figures["train/skipped_steps"] = self._control.skipped_steps
         figures["tokens"] = tokens

@@ -73,7 +73,10 @@ def test_a_gpu_is_measured(tmp_path, precision) -> None:
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("which=[train,fly]", "which='fly' is nothing that can be measured: use train, decode, prepare, memory"),
+        (
+            "which=[train,fly]",
+            "which='fly' is nothing that can be measured: use train, decode, prepare, memory, training-memory",
+        ),
         ("which=[]", "measures nothing"),
         ("rounds=2", "rounds=2 must be at least 3"),
         ("steps=0", "steps=0 must be above 0"),

@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from llmtrain.model import ModelConfig, build_model, flops_per_token, parameter_count, training_memory
+from llmtrain.model import (
+    KVCache,
+    ModelConfig,
+    build_model,
+    flops_per_token,
+    kv_cache_bytes_per_token,
+    moment_count,
+    parameter_count,
+)
 
 SHAPE = {
     "vocab_size": 512,
@@ -55,14 +63,28 @@ def test_forward_flops_equal_torchs_own_count_of_the_matrix_products():
     assert flops_per_token(config, 32) == 3 * flops_per_token(config, 32, training=False)
 
 
-def test_zero_stages_shard_what_they_say():
+def test_moments_are_those_of_the_real_optimisers():
+    from llmtrain.training.optim import build_optimizer
+
     config = ModelConfig(**SHAPE)
-    count = parameter_count(config)
-    memory = {
-        stage: training_memory(config, micro_batch_size=1, sequence_length=8, zero_stage=stage, world_size=2)
-        for stage in (0, 1, 2, 3)
-    }
-    assert memory[0].optimizer == 12 * count == 2 * memory[1].optimizer
-    assert memory[1].gradients == 4 * count == 2 * memory[2].gradients
-    assert memory[2].weights == 2 * count == 2 * memory[3].weights
-    assert memory[0].total > memory[1].total > memory[2].total > memory[3].total
+    for name in ("adamw", "muon"):
+        model = build_model(config, seed=0)
+        optimizer = build_optimizer(model, name=name, lr=1e-3)
+        sum(p.sum() for p in model.parameters()).backward()
+        optimizer.step()
+        kept = [
+            value.numel()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if torch.is_tensor(value) and value.dim()
+        ]
+        assert moment_count(config, name) == sum(kept)
+    with pytest.raises(ValueError, match="optimizer='sgd' must be adamw or muon"):
+        moment_count(config, "sgd")
+
+
+def test_the_cache_takes_what_the_formula_says():
+    config = ModelConfig(**SHAPE)
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+        cache = KVCache.allocate(config, 1, 10, dtype=dtype)
+        assert sum(t.nbytes for t in (*cache.keys, *cache.values)) == 10 * kv_cache_bytes_per_token(config, name)
