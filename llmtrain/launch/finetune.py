@@ -6,15 +6,13 @@ scored is theirs to know. The base folder is only read.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.task_examples import examples_from, fingerprint, task_from
 from llmtrain.training import placement
 
 if TYPE_CHECKING:
@@ -29,13 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VAL_EXAMPLES = 128
-"""As many training examples are set aside at most, where the settings do not say."""
 
 _LOOKED_AT = 20  # steps, to say how much of their batches is padding
-
-# What the settings of a task hold besides the arguments of its function.
-_NOT_THE_TASKS = ("kind", "max_length")
 
 
 def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
@@ -54,9 +47,9 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     from llmtrain.checkpoint import resolve_model
 
     folder = resolve_model(settings.model)
-    task = _task(settings)  # before the weights are read: of both, it is the one with more to refuse
+    task = task_from(settings)  # before the weights are read: of both, it is the one with more to refuse
     base = _base_model(settings, folder, run_dir)
-    train, validation = _examples(settings, base, task)
+    train, validation = examples_from(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
     tuning = _prepare(settings, base, train, is_main=is_first)
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
@@ -137,46 +130,6 @@ def _write_down(run_dir: Path, model: Path) -> None:
         config = OmegaConf.load(file)
         config.model = str(model).replace("${", r"\${")
         OmegaConf.save(config, file)
-
-
-def _task(settings: DictConfig) -> Task:
-    from omegaconf import OmegaConf
-
-    from llmtrain.data.tasks import build_task
-
-    values: dict[str, Any] = OmegaConf.to_container(settings.data, resolve=True)  # type: ignore[assignment]
-    return build_task(values["kind"], **{key: value for key, value in values.items() if key not in _NOT_THE_TASKS})
-
-
-def _examples(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list[Example], list[Example]]:
-    """Training and validation examples. Validation chooses the step to keep, so it has none of the test's items."""
-    from llmtrain.data.examples import encode_examples
-
-    limit = min(settings.data.max_length, base.config.max_position_embeddings)
-    if limit < settings.data.max_length:
-        logger.warning("data.max_length=%d is beyond the model's context: %d is used.", settings.data.max_length, limit)
-    examples, report = encode_examples(task.train, base.tokenizer, max_length=limit)
-    for line in [*(task.report.lines() if task.report else []), *report.lines()]:
-        logger.warning(line)
-    longest = max(len(example.input_ids) for example in examples)
-    trained_length = base.info.get("trained_length")
-    if trained_length and longest > trained_length:
-        logger.warning("Examples have up to %d tokens; the base was trained on %d at most.", longest, trained_length)
-    count = settings.trainer.val_examples
-    if count is None:
-        count = min(VAL_EXAMPLES, len(examples) // 10)
-    if not 0 <= count < len(examples):
-        usable = f"{len(examples)} usable training example{'s' if len(examples) > 1 else ''}"
-        raise ValueError(
-            f"trainer.val_examples={count} must lie between 0 and {len(examples) - 1}: of the {usable} at least one is "
-            "to be trained on; lower it or add examples."
-        )
-    chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
-    train = [example for number, example in enumerate(examples) if number not in chosen]
-    if task.parts is not None:
-        parts = [part for example in train for part in task.parts(example.prompt, example.completion)]
-        train += encode_examples(parts, base.tokenizer, max_length=limit)[0] if parts else []
-    return train, [example for number, example in enumerate(examples) if number in chosen]
 
 
 @dataclass(frozen=True)
@@ -314,7 +267,7 @@ def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[
 
     fixed = {
         "the base model's weights": tuning.info["base_state_hash"],
-        "the training examples": _fingerprint(train),
+        "the training examples": fingerprint(train),
         "the number of examples per step": batch.rows,
     }
     if tuning.adapted is None:
@@ -322,13 +275,6 @@ def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[
     config = adapter_config(tuning.adapted)
     kept = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora")
     return fixed | {f"adapter.{key}": config[key] for key in kept} | {"token rows": config["trainable_token_indices"]}
-
-
-def _fingerprint(examples: list[Example]) -> str:
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(json.dumps([example.input_ids, example.labels]).encode())
-    return digest.hexdigest()
 
 
 def _merge(adapter_dir: Path, model_dir: Path) -> None:

@@ -200,17 +200,21 @@ def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry
 
 
 def target_from(settings: DictConfig) -> Target:
-    """The machine at hand, or the named device as often as the settings say."""
+    """The machine at hand, or the named device, as often as the settings say; none of them need be started."""
     from llmtrain.training import hardware
 
     plan, trainer = settings.plan, settings.trainer
+    num_nodes = 1 if trainer.num_nodes == "auto" else trainer.num_nodes
+    if num_nodes < 1:
+        raise ValueError(f"trainer.num_nodes={num_nodes} must be at least 1, or auto.")
     if plan.device == "auto":
-        machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
+        accelerator = hardware.resolve_accelerator(trainer.accelerator)
+        precision = hardware.resolve_precision(trainer.precision, accelerator)
+        devices = hardware.resolve_devices(trainer.devices, accelerator)
+        machine = hardware.Machine(accelerator, devices, num_nodes, precision)
         target = forecast.present_target(machine, measure=True)
     else:
         devices = 1 if trainer.devices == "auto" else hardware.resolve_devices(trainer.devices, "cpu")
-        if trainer.num_nodes < 1:
-            raise ValueError(f"trainer.num_nodes={trainer.num_nodes} must be at least 1.")
         if trainer.precision not in hardware.PRECISIONS:
             raise ValueError(
                 f"trainer.precision={trainer.precision!r} must be one of {', '.join(hardware.PRECISIONS)}."
@@ -219,7 +223,7 @@ def target_from(settings: DictConfig) -> Target:
         gpu = hardware.GPUS[plan.device]
         peak = gpu.bf16 if precision == "bf16" else gpu.fp32
         memory = int(gpu.memory_gb * 1e9)
-        target = Target(plan.device, False, devices, trainer.num_nodes, precision, memory, peak)
+        target = Target(plan.device, False, devices, num_nodes, precision, memory, peak)
     return target if plan.memory_gb is None else replace(target, memory=int(plan.memory_gb * 1e9))
 
 

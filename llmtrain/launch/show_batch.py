@@ -186,13 +186,13 @@ class _Examples:
 
     def __init__(self, config: Any, folder: Path) -> None:
         from llmtrain.data.modules import FinetuneDataModule
-        from llmtrain.launch import finetune
+        from llmtrain.launch import task_examples
 
         base = _light_base(config, folder)
-        task = finetune._task(config)
+        task = task_examples.task_from(config)
         self._tokenizer, self._task = base.tokenizer, task.name
-        self._train: list[Example] = finetune._examples(config, base, task)[0]
-        _check_unchanged(folder, "the training examples", finetune._fingerprint(self._train))
+        self._train: list[Example] = task_examples.examples_from(config, base, task)[0]
+        _check_unchanged(folder, "the training examples", task_examples.fingerprint(self._train))
         self._data = FinetuneDataModule(
             self._train,
             [],

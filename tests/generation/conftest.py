@@ -44,7 +44,7 @@ class ScriptedModel(Transformer):
         self.confidence = confidence
         self.eval()
 
-    def hidden_states(self, input_ids, *, cache=None, rows=None, new_lengths=None):
+    def hidden_states(self, input_ids, *, cache=None, rows=None, new_lengths=None, document_ids=None):
         start, stop = rows
         count = input_ids.shape[1]
         before = torch.tensor(cache.lengths[start:stop])

@@ -4,7 +4,7 @@ import logging
 import os
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -101,15 +101,24 @@ def test_a_ninja_beside_the_interpreter_is_found(tmp_path: Path, monkeypatch: py
     assert os.environ["PATH"] == str(tmp_path)
 
 
-@pytest.mark.parametrize(("age", "stays"), [(10, True), (1000, False)])
-def test_the_lock_of_a_killed_build_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: int, stays: bool
-) -> None:
-    """torch's extension builder would wait for it for ever; a younger one belongs to a build that is running."""
+def test_the_lock_of_a_killed_build_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's extension builder would wait for it for ever. While a process of ours builds, the next one waits."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    environment._remove_stale_lock("some_op")  # no lock, no matter
     lock = tmp_path / "some_op" / "lock"
+    lock.parent.mkdir()
     lock.touch()
-    os.utime(lock, (time.time() - age,) * 2)
-    environment._remove_stale_lock("some_op")
-    assert lock.exists() == stays
+    order = []
+
+    def build() -> None:
+        with environment._alone_in_the_build_folder("some_op"):
+            assert not lock.exists()
+            order.append("second")
+
+    with environment._alone_in_the_build_folder("some_op"):
+        assert not lock.exists()
+        other = threading.Thread(target=build)
+        other.start()
+        other.join(0.3)
+        order.append("first")
+    other.join(10)
+    assert order == ["first", "second"]
