@@ -7,9 +7,7 @@ setting came from. It knows neither Hydra nor the terminal's last line.
 from __future__ import annotations
 
 import logging
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +18,9 @@ from lightning.pytorch.loggers import Logger
 
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
-from llmtrain.training import checkpointing, hardware, placement
+from llmtrain.training import checkpointing, hardware
 from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
-from llmtrain.training.cluster import Cluster
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
 from llmtrain.training.geometry import check_intervals
@@ -45,6 +42,7 @@ from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
 from llmtrain.training.saving import Checkpoints, WriteModel
 from llmtrain.training.skipping import SkippedSteps
 from llmtrain.training.spikes import SpikeAlarm
+from llmtrain.training.trainer import build_trainer, library_deprecations_ignored
 from llmtrain.training.witness import witnesses
 
 if TYPE_CHECKING:
@@ -228,8 +226,8 @@ def fit(
     )  # fmt: skip
     callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm, timeout), figures, *samples, checkpoints]
     callbacks += witnesses(run_dir, resumed_step=state.step)
-    with _library_deprecations_ignored(), memory_errors_explained(data):
-        trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
+    with library_deprecations_ignored(), memory_errors_explained(data):
+        trainer = build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
             with naming_the_lost(trainer, timeout=timeout):
                 trainer.fit(module, datamodule=data)
@@ -276,57 +274,6 @@ def _result(
         stopped_by=control.stop_signal,
         is_main=trainer.is_global_zero,
     )
-
-
-def _build_trainer(
-    strategy: Any,
-    machine: Machine,
-    control: RunControl,
-    callbacks: Sequence[pl.Callback],
-    loggers: list[Logger],
-    *,
-    grad_clip: float | None,
-    run_dir: Path,
-) -> pl.Trainer:
-    """A trainer without anything that is not used: its default callbacks, logging and checks cost time per batch."""
-    hardware.share_threads(machine.devices)  # before Lightning sets threads of its own
-    return pl.Trainer(
-        strategy=strategy,
-        accelerator=machine.accelerator,
-        devices=machine.devices,
-        num_nodes=machine.num_nodes,
-        callbacks=list(callbacks),
-        logger=loggers,
-        max_steps=control.total_steps,
-        accumulate_grad_batches=control.accumulation,
-        gradient_clip_val=grad_clip or None,
-        # In micro-batches over the whole run; the last step validates through `should_stop` (see `StopOnSignal`).
-        val_check_interval=(control.val_every or control.total_steps) * control.accumulation,
-        check_val_every_n_epoch=None,
-        limit_val_batches=None if control.validates else 0,
-        num_sanity_val_steps=0,
-        log_every_n_steps=0,  # nothing is logged through Lightning's result collection
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_autolog_hparams=False,
-        use_distributed_sampler=False,
-        default_root_dir=run_dir,
-        plugins=[Cluster(placement.here(), machine.devices)],
-    )
-
-
-@contextmanager
-def _library_deprecations_ignored() -> Iterator[None]:
-    """Silences what libraries deprecate in each other, which nobody here can mend, and advice that does not apply."""
-    with warnings.catch_warnings():
-        for category in (DeprecationWarning, FutureWarning):
-            warnings.filterwarnings("ignore", category=category, module=r"(lightning|deepspeed|torch)\.")
-        # The hook belongs to the module: it knows which parts of a batch the device needs.
-        warnings.filterwarnings("ignore", message=r"You have overridden `transfer_batch_to_device`")
-        # Ours is a folder with a whole model folder beside the shards.
-        warnings.filterwarnings("ignore", message=r"When saving the DeepSpeed Stage 3 checkpoint")
-        yield
 
 
 def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
