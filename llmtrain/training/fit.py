@@ -304,7 +304,8 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
     resumed = None
     if checkpoint is not None:
         state = checkpoint.state()
-        checkpointing.check_resumable(checkpoint, state, now)
+        if is_main_process():  # which knows facts that the others do not read, such as the hash of the base's weights
+            checkpointing.check_resumable(checkpoint, state, now)
         log.info("resuming at step %d from %s", state.step, checkpoint.path)
         resumed = Resumed(checkpoint, state)
     elif resume is not None:

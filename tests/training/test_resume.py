@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llmtrain.training import checkpointing
+from llmtrain.training import checkpointing, fit
+from llmtrain.training.checkpointing import RunState
 from tests.training.conftest import assert_equal, metrics, tensors
 
 
@@ -149,6 +150,18 @@ def test_what_may_not_change_is_refused_by_name(train, tmp_path, changes, messag
     train(tmp_path, steps=3, fixed={"the data's fingerprint": "aaa"})
     with pytest.raises(ValueError, match=message):
         train(tmp_path, resume="auto", **({"steps": 3, "fixed": {"the data's fingerprint": "aaa"}} | changes))
+
+
+def test_only_the_first_process_compares(train, tmp_path, monkeypatch):
+    """The others do not read everything that is compared (the base model's weights are hashed once)."""
+    facts = {"the base model's weights": "abc"}
+    train(tmp_path, steps=3, fixed=facts)
+    now = RunState(0, 0, 0.0, fixed={"the base model's weights": ""})
+    monkeypatch.setattr(fit, "is_main_process", lambda: False)
+    assert fit._prepare_resume("auto", tmp_path, now).step == 3
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="the base model's weights was abc and is ;"):
+        fit._prepare_resume("auto", tmp_path, now)
 
 
 def test_what_may_change_is_reported_in_one_list(train, tmp_path, caplog):
