@@ -10,6 +10,7 @@ from llmtrain.data.modules import FinetuneDataModule
 from llmtrain.model import build_model
 from llmtrain.training.fit import fit
 from llmtrain.training.module import LanguageModule
+from llmtrain.training.rehearsal import Rehearsal
 from tests.training.conftest import metrics
 
 
@@ -61,6 +62,22 @@ def test_the_longest_examples_come_first_and_change_nothing(tune, shapes, tmp_pa
     monkeypatch.setattr(FinetuneDataModule, "largest_batch", lambda data: None)
     tune(tmp_path / "without", LENGTHS)
     assert metrics(tmp_path / "rehearsed") == metrics(tmp_path / "without")
+
+
+def test_it_leaves_neither_gradients_nor_another_random_state(tune, tmp_path, monkeypatch):
+    """The model has dropout, so the rehearsal does draw random numbers."""
+    original = Rehearsal.on_train_start
+    found = []
+
+    def on_train_start(callback, trainer, module):
+        before = torch.random.get_rng_state()
+        original(callback, trainer, module)
+        gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+        found.append((torch.equal(torch.random.get_rng_state(), before), len(gradients), module.positions_seen))
+
+    monkeypatch.setattr(Rehearsal, "on_train_start", on_train_start)
+    tune(tmp_path / "run", LENGTHS)
+    assert found == [(True, 0, 0)]
 
 
 def test_packed_rows_are_rehearsed_as_they_come(tune, shapes, tmp_path):
