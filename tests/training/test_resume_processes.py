@@ -23,10 +23,13 @@ def model_folder(run_dir: Path) -> Path:
     "setting",
     [
         {"strategy": "deepspeed_1", "optimizer": "muon"},
-        {"strategy": "deepspeed_2", "lora": True},
-        {"strategy": "deepspeed_3", "weights": (0.7, 0.3)},
+        {"strategy": "deepspeed_2", "weights": (0.7, 0.3)},
+        {"strategy": "deepspeed_3", "lora": True},
+        pytest.param({"strategy": "deepspeed_1", "lora": True}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "deepspeed_2", "lora": True}, marks=pytest.mark.slow),
+        pytest.param({"strategy": "deepspeed_3"}, marks=pytest.mark.slow),
     ],
-    ids=["1-muon", "2-lora", "3-mixture"],
+    ids=["1-muon", "2-mixture", "3-lora", "1-lora", "2-lora", "3"],
 )
 def test_two_processes_interrupted_three_times_equal_straight(nursery: Any, tmp_path: Path, setting: dict) -> None:
     """PAINS 1–4 and 17, with dropout 0.1 and accumulation 2, over more than three epochs.

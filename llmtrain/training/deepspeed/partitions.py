@@ -60,7 +60,8 @@ def publish_weights(optimizer: Any) -> None:
     if not hasattr(optimizer, "fp16_groups"):
         optimizer.update_lp_params()
         return
-    optimizer.checkpoint_event_prologue()  # parameters that were kept whole are let go
+    # Parameters that are kept whole are let go, and gathered again when they are used. DeepSpeed's own loading gathers
+    # them at once; if some are frozen its record of the first step is then wrong, and it stops at the third.
+    optimizer.checkpoint_event_prologue()
     for number in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(number)
-    optimizer.checkpoint_event_epilogue()  # and gathered again
