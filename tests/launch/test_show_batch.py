@@ -187,6 +187,9 @@ def test_a_run_that_overflows_ends_in_a_sentence_whose_command_works(tmp_path, f
             check=False,
         )
 
+    former = tmp_path / "runs" / "pretrain" / "former"
+    former.mkdir(parents=True)
+    (former.parent / "latest").symlink_to("former")
     huge = ["optim=adamw", "optim.lr=1e30", "optim.schedule=constant", "trainer.max_skipped_steps=2"]
     sizes = ["trainer.max_steps=50", "trainer.checkpoint_every=1", "trainer.val_every=1", "data.paths=[texts]"]
     done = program("pretrain", *PRETRAIN, *sizes, *huge, "trainer.accelerator=cpu", "name=huge")

@@ -110,7 +110,7 @@ EQUAL_PART = [
     Case("deepspeed_2", 2, 1, None, options=OFFLOAD),
     Case("deepspeed_3", 1, 1, None, options=OFFLOAD_BOTH),
 ]
-LORA_PART, RECOMPUTED_PART, HALF_PART = LORA[-1:], RECOMPUTED[:1], [HALF[0], HALF[5]]
+LORA_PART, RECOMPUTED_PART, HALF_PART = LORA[2:3], RECOMPUTED[:1], [HALF[0], HALF[5]]
 SUMS_PART, REHEARSED_PART = [SUMS[1], SUMS[3]], [REHEARSED[0], REHEARSED[10]]
 BAD_PART = [
     (case, kind)
