@@ -195,7 +195,7 @@ def fit(
         progress=ProgressLine(total_steps), earlier_seconds=resumed.state.train_seconds if resumed else 0.0,
     )  # fmt: skip
     hardware.share_threads(machine.devices)
-    loggers = _build_loggers(run_dir, resumed.step if resumed else 0, wandb)
+    loggers = _build_loggers(run_dir, data.start_step, wandb)  # type: ignore[attr-defined]
     figures = Figures(control, flops_per_position=flops_per_position, precision=machine.precision)
     samples = [Samples(control, run_dir, tokenizer, sample_prompts, sampling)] if sampling and sample_prompts else []
     checkpoints = Checkpoints(
@@ -206,8 +206,8 @@ def fit(
         strategy, devices=machine.devices, accelerator=machine.device_type, precision=machine.precision,
         num_nodes=machine.num_nodes, optimizer=optimizer, timeout=timeout, **(strategy_options or {}),
     )  # fmt: skip
-    callbacks = [StopOnSignal(control, timeout=timeout), figures, *samples, checkpoints]
-    callbacks += witnesses(run_dir, resumed_step=resumed.step if resumed else 0)
+    watching = witnesses(run_dir, resumed_step=data.start_step)  # type: ignore[attr-defined]
+    callbacks = [StopOnSignal(control, timeout=timeout), figures, *samples, checkpoints, *watching]
     with _library_deprecations_ignored():
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         try:
