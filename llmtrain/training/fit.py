@@ -210,12 +210,17 @@ def fit(
     callbacks = [StopOnSignal(control, timeout=timeout), figures, *samples, checkpoints, *watching]
     with _library_deprecations_ignored():
         trainer = _build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
-        try:
-            with naming_the_lost(trainer, timeout=timeout):
-                trainer.fit(module, datamodule=data)
-        finally:
-            close(loggers)
+        _train(trainer, module, data, timeout=timeout)
     return _result(trainer, module, control, figures, checkpoints)
+
+
+def _train(trainer: pl.Trainer, module: LanguageModule, data: pl.LightningDataModule, *, timeout: float) -> None:
+    """The training itself: what is logged is whole however it ends, and a process that is lost has its name."""
+    try:
+        with naming_the_lost(trainer, timeout=timeout):
+            trainer.fit(module, datamodule=data)
+    finally:
+        close(trainer.loggers)
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:
