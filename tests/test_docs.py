@@ -16,6 +16,7 @@ import pytest
 
 from llmtrain.launch import catalogue, main
 from llmtrain.launch.composing import compose
+from llmtrain.launch.sweeps import read_sweep
 from tests.test_readme import command_of, commands
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,7 +98,7 @@ def test_every_setting_exists(name):
         match = re.fullmatch(r"([a-z_]+)((?:\.[a-z_0-9]+)*)(=.*)?", span)
         if match is None or match[1] not in groups() or span.startswith("tasks.settings."):
             continue
-        if span.endswith((".json", ".safetensors")):  # a file, such as `tokenizer.json`
+        if span.startswith("hydra.") or span.endswith((".json", ".safetensors")):  # Hydra's own; a file
             continue
         key, value = match[1] + match[2], (match[3] or "")[1:]
         if match[2]:
@@ -112,8 +113,11 @@ def test_every_command_composes(name, monkeypatch):
     """Arguments as the shell and make hand them over; compose refuses unknown keys, options and kinds of values."""
     composed = []
 
-    def only_compose(command: main.Command, overrides: list[str], configs: Path | None = None) -> int:
-        composed.append(compose(command.name, overrides, CONFIGS))
+    def only_compose(
+        command: main.Command, overrides: list[str], configs: Path | None = None, **several: object
+    ) -> int:
+        read = read_sweep if several else compose
+        composed.append(read(command.name, overrides, CONFIGS))
         return 0
 
     monkeypatch.setattr(main, "launch", only_compose)

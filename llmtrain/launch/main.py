@@ -121,7 +121,7 @@ def _launch_several(command: Command, overrides: Sequence[str], configs: Path) -
     from llmtrain.launch.multirun import Multirun
 
     multirun = Multirun(command, overrides, configs)
-    return launch(command, overrides, run=multirun.run, prepare=multirun.prepare)
+    return launch(command, overrides, configs=configs, run=multirun.run, prepare=multirun.prepare)
 
 
 def _is_override(argument: str) -> bool:

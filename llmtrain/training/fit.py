@@ -228,11 +228,7 @@ def fit(
     callbacks += witnesses(run_dir, resumed_step=state.step)
     with library_deprecations_ignored(), memory_errors_explained(data):
         trainer = build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
-        try:
-            with naming_the_lost(trainer, timeout=timeout):
-                trainer.fit(module, datamodule=data)
-        finally:
-            close(loggers)
+        _train(trainer, module, data, timeout=timeout)
     return _result(trainer, module, control, figures, checkpoints)
 
 
@@ -248,6 +244,15 @@ def _watchers(
     alarms = [] if spike_alarm is None else [SpikeAlarm(control, run_dir, share=spike_alarm)]
     skipped = SkippedSteps(control, run_dir, most_in_a_row=max_skipped_steps)
     return [Rehearsal(), StopOnSignal(control, timeout=timeout), skipped, *alarms]
+
+
+def _train(trainer: pl.Trainer, module: LanguageModule, data: pl.LightningDataModule, *, timeout: float) -> None:
+    """The training itself: what is logged is whole however it ends, and a process that is lost has its name."""
+    try:
+        with naming_the_lost(trainer, timeout=timeout):
+            trainer.fit(module, datamodule=data)
+    finally:
+        close(trainer.loggers)
 
 
 def _optimizer_options(optimizer: str, options: Mapping[str, Any] | None, machine: Machine) -> dict[str, Any]:

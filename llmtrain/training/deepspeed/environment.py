@@ -14,6 +14,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 from llmtrain.data.locking import locked
@@ -88,6 +89,17 @@ def open_process_group_alone() -> None:
 
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def limit_every_group(timeout: timedelta) -> None:
+    """Lets the collectives of every process group wait so long and no longer.
+
+    DeepSpeed makes groups of its own, with torch's default of half an hour, and reduces gradients in one of them.
+    """
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def close_process_group_at_exit() -> None:

@@ -131,6 +131,9 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         _assert_flat_order(optimizer, members)
         if self.world_size == 1:
             trim_single_process(engine)
+        else:
+            assert self._timeout is not None
+            environment.limit_every_group(self._timeout)
         return engine, optimizer
 
     @property
