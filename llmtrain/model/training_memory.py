@@ -157,7 +157,9 @@ def training_memory(
         return TrainingMemory(**parts, host=host + copies)
     in_heaps = zero_stage in (0, 3) or 4 * max(count - tables, tables) // share < HEAP_BLOCK
     allocator = int(HEAP_SHARES[0 if in_heaps else 1] * used)
-    state = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    # Between steps DeepSpeed keeps gradients only where it has a buffer of its own for all of them.
+    kept = gradients if zero_stage in (0, 3) or (zero_stage == 1 and precision == "bf16") else 0
+    state = parts["weights"] + parts["optimizer"] + kept
     return TrainingMemory(**parts, allocator=allocator, saving=max(0, state + copies - used - allocator))
 
 
