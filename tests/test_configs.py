@@ -17,13 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 ROOTS = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
-# Each option of each group once, in the first command that uses the group.
-OPTIONS = {
-    (group.name, option): root
-    for root in reversed(ROOTS)
+# Each option of each group in every command that uses the group.
+CHOICES = [
+    (root, group.name, option)
+    for root in ROOTS
     for group in catalogue.read_groups(CONFIGS, root).values()
     for option in group.options
-}
+    if group.name != "experiment"
+]
 
 
 def shown(path: Path) -> str:
@@ -56,9 +57,9 @@ def test_every_root_composes_as_the_catalogue_reads_it(root):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("group", "option"), [choice for choice in OPTIONS if choice[0] != "experiment"])
-def test_every_option_of_every_group_composes(group, option):
-    compose_or_missing(OPTIONS[group, option], f"{group}={option}")
+@pytest.mark.parametrize(("root", "group", "option"), CHOICES, ids="-".join)
+def test_every_option_of_every_group_composes_in_every_command(root, group, option):
+    compose_or_missing(root, f"{group}={option}")
 
 
 @pytest.mark.parametrize("option", catalogue.group_options(CONFIGS, "experiment"))
@@ -71,7 +72,7 @@ def test_every_experiment_composes_with_the_command_that_it_names(option):
 
 def test_no_file_is_left_over():
     """Each file is a root, an option of a group that some root uses, such an option's base, or for Hydra itself."""
-    groups = {group for group, _ in OPTIONS} | {"hydra/launcher"}
+    groups = {group for root in ROOTS for group in catalogue.read_groups(CONFIGS, root)} | {"hydra/launcher"}
     assert not [shown(path) for path in FILES if path.parent != CONFIGS and shown(path.parent) not in groups]
 
 

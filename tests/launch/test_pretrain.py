@@ -106,6 +106,7 @@ def test_one_process(program, tmp_path):
     assert set(b"Q") <= {token - 6 for token in remembered["never_seen"]}
     assert (run_dir / "samples.md").read_text(encoding="utf-8").startswith("## step 10")
     assert "next: make generate" in err
+    assert "memory: about " in err  # the short form of the plan
     for chatter in ("deprecated", "litlogger", "GPU available", "untested optimizer"):
         assert chatter not in err
 

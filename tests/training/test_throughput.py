@@ -66,3 +66,17 @@ def test_logged_speed_is_counted_tokens_over_wall_time(train, tmp_path, monkeypa
     assert 0 < float(last["train/mfu"]) <= 1
     assert result.tokens == 64 * 4 * 32
     assert re.fullmatch(r"\d+", last["tokens"])
+
+
+@pytest.mark.medium
+def test_a_peak_measured_in_a_busy_moment_does_not_lift_mfu_above_one(train, tmp_path, monkeypatch):
+    import csv
+
+    from llmtrain.training import hardware
+
+    monkeypatch.setattr(hardware, "peak_flops", lambda *arguments, **options: 1.0)
+    train(tmp_path, steps=4, val_every=None, checkpoint_every=None, flops_per_position=1e5)
+    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
+        shares = [float(row["train/mfu"]) for row in csv.DictReader(file) if row["train/mfu"]]
+    assert shares
+    assert max(shares) == 1.0
