@@ -62,9 +62,10 @@ def examples_from(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[
         )
     chosen = set(random.Random(f"validation {settings.data.seed}").sample(range(len(examples)), count))
     train = [example for number, example in enumerate(examples) if number not in chosen]
-    if task.parts is not None:
-        parts = [part for example in train for part in task.parts(example.prompt, example.completion)]
-        train += encode_examples(parts, base.tokenizer, max_length=limit)[0] if parts else []
+    if task.exercises is not None:
+        items = [{"prompt": example.prompt, "completion": example.completion} for example in train]
+        further = task.exercises(items)
+        train += encode_examples(further, base.tokenizer, max_length=limit)[0] if further else []
     return train, [example for number, example in enumerate(examples) if number in chosen]
 
 

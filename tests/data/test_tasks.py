@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from llmtrain.data.examples import encode_examples
 from llmtrain.data.tasks import TASKS, Task, build_task, chance_score, score
 from llmtrain.data.tasks.date_iso import FORMS
-from llmtrain.data.tasks.hsk_pinyin import MEMBER, ReadingTable, parse_sentences, pieces, split_units
+from llmtrain.data.tasks.hsk_pinyin import (
+    MEMBER,
+    ReadingTable,
+    cut_pieces,
+    draw_rows,
+    parse_sentences,
+    split_units,
+)
 from llmtrain.data.tasks.zh_number import chinese_number
 from llmtrain.tokenizer import byte_tokenizer
 
@@ -199,7 +206,7 @@ def test_hsk_pinyin_holds_out_and_reports_the_table(monkeypatch: pytest.MonkeyPa
 def test_pieces_of_a_sentence_are_stretches_with_their_own_reading() -> None:
     sentence, pinyin = "他花了一点儿钱，很高兴。", "tā huā le yī diǎnr qián hěn gāo xìng"
     reading = dict(zip(["他", "花", "了", "一", "点儿", "钱", "很", "高", "兴"], pinyin.split(), strict=True))
-    found = pieces(sentence, pinyin, count=40, seed=1)
+    found = cut_pieces(sentence, pinyin, count=40, seed=1)
     assert len(found) == 40
     for piece in found:
         units = split_units(piece["prompt"], piece["completion"].split())
@@ -207,24 +214,37 @@ def test_pieces_of_a_sentence_are_stretches_with_their_own_reading() -> None:
         assert piece["completion"] == " ".join(reading[unit] for unit in units)
         assert piece["prompt"] in sentence.replace("，", "")
         assert len(units) < len(reading)
-    assert found == pieces(sentence, pinyin, count=40, seed=1)
-    assert found != pieces(sentence, pinyin, count=40, seed=2)
-    assert pieces("好", "hǎo", count=3) == []
-    assert pieces("你好", "nǐ", count=3) == []
+    assert found == cut_pieces(sentence, pinyin, count=40, seed=1)
+    assert found != cut_pieces(sentence, pinyin, count=40, seed=2)
+    assert cut_pieces("好", "hǎo", count=3) == []
+    assert cut_pieces("你好", "nǐ", count=3) == []
 
 
-def test_parts_belong_to_the_training_sentences_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_draw_rare_and_frequent_characters_alike() -> None:
+    table = ReadingTable([("他他他他他他", "tā tā tā tā tā tā"), ("一点儿", "yī diǎnr")])
+    rows = draw_rows(table, count=300, seed=1)
+    units = [unit for row in rows for unit in split_units(row["prompt"], row["completion"].split()) or ()]
+    counts = [units.count(unit) for unit in ("他", "一", "点儿")]
+    assert sum(counts) == len(units)
+    # About 2,550 units, a third each: 5 standard deviations are 120. A false alarm: less than one in a million.
+    assert max(counts) - min(counts) < 240
+    assert all(row["completion"] == table(row["prompt"]) for row in rows)
+    assert draw_rows(ReadingTable([]), count=3) == []
+
+
+def test_exercises_are_made_of_the_items_that_are_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     member = lambda *_, **__: hsk_content(50)  # noqa: E731
     monkeypatch.setattr(sys.modules["llmtrain.data.tasks.hsk_pinyin"], "read_member", member)
-    task = build_task("hsk_pinyin", test_examples=10, parts=3)
-    assert task.parts is not None
-    item = task.train[0]
-    assert len(task.parts(item["prompt"], item["completion"])) == 3
-    assert len(task.train) == 40  # the pieces are made after validation items have been set aside
-    with pytest.raises(ValueError, match="parts must be at least 0, got -1"):
-        build_task("hsk_pinyin", test_examples=10, parts=-1)
+    task = build_task("hsk_pinyin", test_examples=10, pieces=3, drills=20)
+    assert len(task.train) == 40  # exercises are made once validation items have been set aside
+    assert task.exercises is not None
+    found = task.exercises([{"prompt": "零一二三。", "completion": "líng yī èr sān"}])
+    assert len(found) == 23
+    assert set("".join(item["prompt"] for item in found)) == set("零一二三")
+    with pytest.raises(ValueError, match="pieces and drills must be at least 0, got -1 and 0"):
+        build_task("hsk_pinyin", test_examples=10, pieces=-1, drills=0)
 
 
 def test_sentences_that_differ_in_punctuation_are_one() -> None:

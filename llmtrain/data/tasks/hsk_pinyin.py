@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -33,17 +33,21 @@ def parse_sentences(content: bytes) -> list[dict[str, str]]:
     return list(unique.values())
 
 
-def hsk_pinyin(*, data_dir: str | Path = "data", test_examples: int = 500, parts: int = 4, seed: int = 0) -> Task:
+def hsk_pinyin(
+    *, data_dir: str | Path = "data", test_examples: int = 500, pieces: int = 4, drills: int = 8000, seed: int = 0
+) -> Task:
     """The sentences, `test_examples` of them held out, the rest to train on.
 
     There are fewer than four thousand sentences, and a model that learns them by heart has not learned which character
-    a syllable belongs to. So pieces of each training sentence are trained on too.
+    a syllable belongs to. So the training sentences are trained on in pieces too, and their characters in rows drawn
+    evenly, the rare as often as the frequent.
 
     Args:
         data_dir: Where the wheel is kept once fetched.
         test_examples: How many sentences to hold out.
-        parts: How many pieces of each training sentence are trained on beside it.
-        seed: Decides which sentences are held out, and where they are cut.
+        pieces: How many pieces of each training sentence are trained on beside it.
+        drills: How many rows of characters are trained on, each character as it is most often read.
+        seed: Decides which sentences are held out, where they are cut, and what is drawn.
 
     Raises:
         ValueError: The wheel cannot be had or is not as pinned, or too many sentences would be held out.
@@ -51,8 +55,8 @@ def hsk_pinyin(*, data_dir: str | Path = "data", test_examples: int = 500, parts
     items = parse_sentences(read_member(HSK_SENTENCES, MEMBER, data_dir=data_dir, instead="data=zh_number"))
     if not 1 <= test_examples < len(items):
         raise ValueError(f"test_examples must be between 1 and {len(items) - 1}, got {test_examples}")
-    if parts < 0:
-        raise ValueError(f"parts must be at least 0, got {parts}")
+    if min(pieces, drills) < 0:
+        raise ValueError(f"pieces and drills must be at least 0, got {pieces} and {drills}")
     items.sort(key=lambda item: blake2b(f"{seed} {item['prompt']}".encode()).digest())
     test, train = items[:test_examples], items[test_examples:]
     table = ReadingTable((item["prompt"], item["completion"]) for item in train)
@@ -64,11 +68,18 @@ def hsk_pinyin(*, data_dir: str | Path = "data", test_examples: int = 500, parts
         metric="syllable_accuracy",
         chance=chance_score("syllable_accuracy", train, test),
         baselines={"most_frequent_reading": score("syllable_accuracy", answers, [item["completion"] for item in test])},
-        parts=partial(pieces, count=parts, seed=seed),
+        exercises=partial(exercises, pieces=pieces, drills=drills, seed=seed),
     )
 
 
-def pieces(sentence: str, pinyin: str, *, count: int, seed: int = 0) -> list[dict[str, str]]:
+def exercises(items: Sequence[Mapping[str, str]], *, pieces: int, drills: int, seed: int = 0) -> list[dict[str, str]]:
+    """What is trained on beside the sentences: `pieces` of each one, and `drills` rows of their characters."""
+    cut = [cut_pieces(item["prompt"], item["completion"], count=pieces, seed=seed) for item in items]
+    table = ReadingTable((item["prompt"], item["completion"]) for item in items)
+    return [piece for some in cut for piece in some] + draw_rows(table, count=drills, seed=seed)
+
+
+def cut_pieces(sentence: str, pinyin: str, *, count: int, seed: int = 0) -> list[dict[str, str]]:
     """Random stretches of a sentence with their pinyin, shorter than the whole: 地震是一种灾害 → 一种灾 yī zhǒng zāi.
 
     Returns:
@@ -84,6 +95,14 @@ def pieces(sentence: str, pinyin: str, *, count: int, seed: int = 0) -> list[dic
         stretch = slice(start, start + length)
         found.append({"prompt": "".join(units[stretch]), "completion": " ".join(reading[stretch])})
     return found
+
+
+def draw_rows(table: "ReadingTable", *, count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Rows of 1 to 16 characters drawn evenly from a table, whether they are rare or frequent, with their readings."""
+    draw = random.Random(f"rows {seed}")
+    units = sorted(table.readings)
+    rows = [draw.choices(units, k=draw.randint(1, 16)) for _ in range(count if units else 0)]
+    return [{"prompt": "".join(row), "completion": " ".join(table.readings[unit] for unit in row)} for row in rows]
 
 
 def split_units(sentence: str, reading: Sequence[str]) -> list[str] | None:
@@ -107,6 +126,9 @@ class ReadingTable:
 
     Args:
         pairs: Sentences and their pinyin.
+
+    Attributes:
+        readings: The reading of each.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -115,7 +137,7 @@ class ReadingTable:
             reading = syllables(pinyin)
             for unit, syllable in zip(split_units(sentence, reading) or (), reading, strict=False):
                 counts[unit][syllable] += 1
-        self._readings = {unit: count.most_common(1)[0][0] for unit, count in counts.items()}
+        self.readings = {unit: count.most_common(1)[0][0] for unit, count in counts.items()}
 
     def __call__(self, sentence: str) -> str:
         """The pinyin of a sentence; a character never seen in training is read as `?`."""
@@ -124,7 +146,7 @@ class ReadingTable:
         position = 0
         while position < len(characters):
             pair = "".join(characters[position : position + 2])
-            unit = pair if pair.endswith("儿") and pair in self._readings else characters[position]
-            spoken.append(self._readings.get(unit, "?"))
+            unit = pair if pair.endswith("儿") and pair in self.readings else characters[position]
+            spoken.append(self.readings.get(unit, "?"))
             position += len(unit)
         return " ".join(spoken)

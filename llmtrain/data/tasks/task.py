@@ -22,7 +22,8 @@ class Task:
         chance: Score of a constant answer, the most common training completion; by the task's own metric.
         baselines: Scores on the test items of simple methods without a model, by name.
         report: What reading the user's files had to leave out; empty for generated data.
-        parts: Smaller items that a training item is made of, to be trained on beside it; None where there are none.
+        exercises: Makes further items to train on from {"prompt", "completion"} items that are trained on; None where
+            there are none.
     """
 
     name: str
@@ -32,7 +33,7 @@ class Task:
     chance: float
     baselines: Mapping[str, float] = field(default_factory=dict)
     report: ExampleReport | None = None
-    parts: Callable[[str, str], list[dict[str, str]]] | None = None
+    exercises: Callable[[Sequence[Mapping[str, str]]], list[dict[str, str]]] | None = None
 
 
 def exact_match(prediction: str, reference: str) -> tuple[int, int]:
