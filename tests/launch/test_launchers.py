@@ -65,6 +65,7 @@ def test_torchrun_starts_one_run_in_one_folder(start, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"runs", "data"}
 
 
+@pytest.mark.slow
 def test_a_slurm_job_is_stopped_queued_again_and_loses_a_process(start, tmp_path):
     """SIGUSR1, as `--signal=USR1@120` sends it; the job's number is the folder; no process hangs after another died."""
     run_dir = tmp_path / "runs" / "pretrain" / f"slurm-{os.getpid()}"

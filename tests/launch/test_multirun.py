@@ -122,7 +122,7 @@ def test_what_cannot_start_is_refused_in_a_sentence(tmp_path, fake_environment, 
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "failed.log"]
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_for_each_run_and_a_signal_that_stops_them_all(tmp_path, fake_environment):
     """The first run goes to its end; the second gets the signal, saves, and the third is not started."""

@@ -172,6 +172,7 @@ def test_samples_and_texts_that_are_not_there_are_refused(tmp_path):
         shown(tmp_path, f"run={run}", "step=1")
 
 
+@pytest.mark.slow
 def test_a_run_that_overflows_ends_in_a_sentence_whose_command_works(tmp_path, fake_environment):
     """As a program: the learning rate blows the weights up, the run ends, its folder stays, and the batch is shown."""
     write_texts(tmp_path / "texts")

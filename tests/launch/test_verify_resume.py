@@ -21,7 +21,7 @@ def verify(tmp_path, environment, *overrides):
     )  # fmt: skip
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_an_interrupted_run_is_the_straight_one(tmp_path, fake_environment):
     done = verify(tmp_path, fake_environment, "verify.kill_at=5", "verify.stop_at=7", "name=v")
     assert done.returncode == 0, done.stderr
