@@ -39,8 +39,9 @@ def open_folder(command: Command, settings: DictConfig, terminal: Terminal) -> R
         path = _others_folder(command, settings, terminal, place, known=known, name=name)
         kept = False
     else:
-        if not known and resume == "auto":
-            run_dir = meeting.former(place, environment)
+        if not known:
+            meeting.check_tellable(place, environment)
+            run_dir = meeting.former(place, environment) if resume == "auto" else None
         path = runs.choose_run_dir(runs_dir, command.name, name=name, run_dir=run_dir, resume=resume).absolute()
         kept = command.keeps_folder or name is not None or run_dir is not None
     folder = RunFolder(path, kept=kept, runs_dir=runs_dir, command=command.name)
@@ -54,12 +55,12 @@ def _others_folder(
     command: Command, settings: DictConfig, terminal: Terminal, place: Placement, *, known: bool, name: str | None
 ) -> Path:
     """On a rank above 0: the folder, once it is there; its log goes there too unless it shares that of rank 0."""
-    if runs.started_by_us():
-        return Path(os.environ[runs.RUN_DIR_VARIABLE])
     trainer = settings.get("trainer") or {}
     devices, timeout = trainer.get("devices", 1), trainer.get("timeout", meeting.LONGEST_WAIT)
-    rank, _, _ = place.ranks(place.local_size or (1 if devices == "auto" else int(devices)))
+    rank, _, _ = place.ranks(place.local_size or (devices if isinstance(devices, int) and devices > 0 else 1))
     terminal.rank = rank or terminal.rank
+    if runs.started_by_us():
+        return Path(os.environ[runs.RUN_DIR_VARIABLE])
     if known:
         path = runs.choose_run_dir(
             Path(settings.paths.runs_dir), command.name, name=name, run_dir=settings.paths.run_dir,
@@ -99,7 +100,8 @@ class RunFolder:
     @property
     def empty(self) -> bool:
         """Whether the run has left nothing there yet but what the edge itself writes."""
-        return {entry.name for entry in self.path.iterdir()} <= _EDGE_FILES
+        names = {entry.name for entry in self.path.iterdir() if not entry.name.startswith("log-rank")}
+        return names <= _EDGE_FILES
 
     def take_back(self) -> None:
         """After a mistake of the user's: no litter, and `latest` is what it was; the log stays as failed.log.

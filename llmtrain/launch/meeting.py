@@ -27,6 +27,19 @@ def job_name(place: Placement, environment: Mapping[str, str]) -> str | None:
     return f"slurm-{environment['SLURM_JOB_ID']}" + ("" if step == "0" else f"-{step}")
 
 
+def check_tellable(place: Placement, environment: Mapping[str, str]) -> None:
+    """On rank 0, where the settings do not name the folder: the others must have a way to learn it.
+
+    Raises:
+        ValueError: They have not; so they refuse as well, and nobody waits for them.
+    """
+    if place.launcher != NONE and place.world_size not in (None, 1) and not _has_store(place, environment):
+        raise ValueError(
+            f"the other ranks cannot know the run folder, since {_launcher(place)}: give all ranks the same one with "
+            "paths.run_dir=… or name=…"
+        )
+
+
 def tell(place: Placement, folder: Path, environment: Mapping[str, str]) -> None:
     """On rank 0: leaves the folder where torchrun's other processes find it."""
     if _has_store(place, environment):

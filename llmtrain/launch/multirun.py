@@ -104,7 +104,8 @@ class Multirun:
             logger.info("%s: %s", each["name"], how)
         results = {"command": self._command.name, "run_dir": run_dir, "jobs": outcomes, "failed": len(failed)}
         if failed:
-            raise Ended(results, next((each["exit_code"] for each in failed if each["exit_code"]), 130))
+            code = next((each["exit_code"] for each in failed if each["exit_code"]), 130)
+            raise Ended(results, code if code > 0 else 128 - code)  # ended by a signal: as a shell says it
         return results
 
 

@@ -77,6 +77,9 @@ class Launcher(_SubprocessScriptLauncher):
     def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Starts the processes, unless somebody else has, and calls the function."""
         if not self.cluster_environment.creates_processes_externally:
+            os.environ["LOCAL_WORLD_SIZE"] = str(
+                self.num_processes
+            )  # as torchrun says it, for the placement of the others
             self._call_children_scripts()
             threading.Thread(target=self._watch, name="watch-other-ranks", daemon=True).start()
         result = function(*args, **kwargs)

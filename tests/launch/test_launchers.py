@@ -126,6 +126,7 @@ def test_a_process_that_hangs_is_taken_for_lost_after_the_timeout(start, tmp_pat
     ("overrides", "variables", "sentence"),
     [
         ([], {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "rank 1 does not know the run folder"),
+        ([], {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, "the other ranks cannot know the run folder"),
         (["trainer.num_nodes=2", "name=a"], {}, "nobody says which of them this machine is"),
         (
             ["trainer.devices=4", "name=a"],

@@ -85,6 +85,9 @@ def test_a_mistake_fails_the_target(make):
     done = make("pretrain", ARGS="sed=1")
     assert done.returncode == 2
     assert "error: unknown key 'sed' (did you mean seed?)" in done.stderr
+    several = make("pretrain", ARGS="-m 'prompt=a, b' sed=1,2")
+    assert (several.returncode, several.stdout) == (2, "")
+    assert "error: run sed=1: unknown key 'sed' (did you mean seed?)" in several.stderr
 
 
 def test_help_lists_every_target_and_is_the_default(make):
