@@ -101,9 +101,9 @@ def measure(overrides: Sequence[str], *, paths: DictConfig) -> list[Measured]:
 
 
 def table(found: Sequence[Measured]) -> str:
-    """The results for the reader; what a stage saves is told against ZeRO 1 of the same precision."""
+    """The results for the reader; what a stage saves is told against ZeRO 1 in the same precision (below 0: more)."""
     whole = {each.precision: each.peak for each in found if each.strategy == "deepspeed_1"}
-    rows = [("strategy", "processes", "precision", "state", "planned", "measured", "ratio", "saves")]
+    rows = [("strategy", "processes", "precision", "state", "planned", "measured", "ratio", "below ZeRO 1")]
     for each in found:
         saved = whole[each.precision] - each.peak if each.processes > 1 and each.strategy != "deepspeed_1" else None
         rows.append(
