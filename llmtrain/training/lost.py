@@ -95,6 +95,12 @@ def _explain(error: Exception, trainer: Any, timeout: float) -> LostProcessError
         return LostProcessError(_sentence(own))
     if not dist.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        if "connectFullMesh" in str(error):
+            return LostProcessError(
+                f"rank {trainer.global_rank} met the others at {address} and cannot connect to them over the network "
+                f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its host name')}; set GLOO_SOCKET_IFNAME to the one "
+                "that leads to them"
+            )
         return LostProcessError(
             f"rank {trainer.global_rank} did not meet all {trainer.world_size} processes at {address} within "
             f"{timeout:g} s (trainer.timeout); start as many, all with that address, and look whether one ended early"

@@ -108,6 +108,9 @@ def test_processes_that_never_met_are_told_where(ends, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "29500")
     raised = ends({1: dist.DistNetworkError("the client socket has timed out")}, world_size=2)
     assert "rank 1 did not meet all 2 processes at 10.0.0.1:29500 within 10 s (trainer.timeout)" in str(raised[1])
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    raised = ends({1: RuntimeError("Gloo connectFullMesh failed with … Connection refused")}, world_size=2)
+    assert "cannot connect to them over the network interface lo; set GLOO_SOCKET_IFNAME" in str(raised[1])
 
 
 def test_an_error_of_one_process_alone_is_its_own(ends):
