@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lightning.fabric.plugins.environments import LightningEnvironment
@@ -59,6 +60,22 @@ class Cluster(LightningEnvironment):
         return self._node_rank
 
 
+@contextmanager
+def _local_world_size(processes: int) -> Iterator[None]:
+    """While inside, processes that are started learn, as torchrun would say it, how many each machine has.
+
+    Not longer: what this process starts afterwards (a worker of a test, another run) is no part of this run.
+    """
+    former = os.environ.get("LOCAL_WORLD_SIZE")
+    os.environ["LOCAL_WORLD_SIZE"] = str(processes)
+    try:
+        yield
+    finally:
+        os.environ.pop("LOCAL_WORLD_SIZE")
+        if former is not None:
+            os.environ["LOCAL_WORLD_SIZE"] = former
+
+
 class Launcher(_SubprocessScriptLauncher):
     """Starts the other processes of this machine by the command line of this one, and watches them while they train.
 
@@ -77,10 +94,8 @@ class Launcher(_SubprocessScriptLauncher):
     def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
         """Starts the processes, unless somebody else has, and calls the function."""
         if not self.cluster_environment.creates_processes_externally:
-            os.environ["LOCAL_WORLD_SIZE"] = str(
-                self.num_processes
-            )  # as torchrun says it, for the placement of the others
-            self._call_children_scripts()
+            with _local_world_size(self.num_processes):
+                self._call_children_scripts()
             threading.Thread(target=self._watch, name="watch-other-ranks", daemon=True).start()
         result = function(*args, **kwargs)
         self._over.set()
