@@ -98,8 +98,8 @@ def _explain(error: Exception, trainer: Any, timeout: float) -> LostProcessError
         if "connectFullMesh" in str(error):
             return LostProcessError(
                 f"rank {trainer.global_rank} met the others at {address} and cannot connect to them over the network "
-                f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its host name')}; set GLOO_SOCKET_IFNAME to the one "
-                "that leads to them"
+                f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its host name')}; set GLOO_SOCKET_IFNAME to the "
+                "one that leads to them"
             )
         return LostProcessError(
             f"rank {trainer.global_rank} did not meet all {trainer.world_size} processes at {address} within "
