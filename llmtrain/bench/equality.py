@@ -11,7 +11,6 @@ Does not know settings files, nor which differences are small enough.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
@@ -198,7 +197,7 @@ def train(case: Case, folder: Path) -> Trained | None:
     """
     from llmtrain.training.deepspeed.lightnings import lightnings_own_backward
     from llmtrain.training.fit import fit
-    from llmtrain.training.loggers import METRICS_FILE
+    from llmtrain.training.loggers import METRICS_FILE, read_rows
 
     def write(place: Path, weights: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
         place.mkdir(parents=True, exist_ok=True)
@@ -229,8 +228,7 @@ def train(case: Case, folder: Path) -> Trained | None:
         )
     if not result.is_main:
         return None
-    with (folder / METRICS_FILE).open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / METRICS_FILE)
     return Trained(
         losses=[float(row["train/loss"]) for row in rows],
         norms=[float(row["train/grad_norm"]) for row in rows],

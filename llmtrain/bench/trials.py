@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-import llmtrain
+from llmtrain.bench.ranks import rank_environment
 from llmtrain.training.resident import Growth
 
 _TOY = {
@@ -105,16 +104,12 @@ def run_trial(trial: Trial, *, timeout: float | None = None) -> Outcome:
     Raises:
         RuntimeError: a process ended badly; its last lines are in the message.
     """
-    root = str(Path(llmtrain.__file__).resolve().parents[1])  # a checkout may not be installed
-    gone = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LLMTRAIN_RUN_DIR", "DS_ACCELERATOR")
-    inherited = {name: value for name, value in os.environ.items() if name not in gone}
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    where = {"NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "PYTHONPATH": path}
+    environment = rank_environment()
     with tempfile.TemporaryDirectory(prefix="llmtrain-trial-") as folder:
         command = [sys.executable, "-m", "llmtrain.bench.trials", json.dumps(asdict(trial)), folder]
         files = [(Path(folder) / f"log-{rank}").open("w+", encoding="utf-8") for rank in range(trial.processes)]
         started = [
-            subprocess.Popen(command, env=inherited | where | {"LOCAL_RANK": str(rank)}, stdout=log, stderr=log)
+            subprocess.Popen(command, env=environment | {"LOCAL_RANK": str(rank)}, stdout=log, stderr=log)
             for rank, log in enumerate(files)
         ]
         try:
@@ -140,12 +135,6 @@ def _figures(metrics: Path) -> tuple[list[float], list[float]]:
     seconds = [float(row["seconds"]) for row in rows]
     mfu = [float(row["train/mfu"]) for row in rows[1:] if row.get("train/mfu")]
     return [later - earlier for earlier, later in pairwise(seconds)], mfu
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def train(trial: Trial, run_dir: Path) -> None:
