@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import time
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Gpu:
     """A GPU by its data sheet.
 
     Attributes:
-        label: how it calls itself; a part of `torch.cuda.get_device_name`.
+        label: words that `torch.cuda.get_device_name` has for it and for no other.
         bf16: dense FLOP/s in bf16 with fp32 accumulation ("with sparsity" halved).
         fp32: FLOP/s in fp32 outside the tensor cores, which is what torch takes for fp32 products.
         memory_gb: 10⁹ bytes.
@@ -38,27 +39,42 @@ class Gpu:
     memory_gb: float
 
 
-# From NVIDIA's data sheets of the SXM modules unless the name says otherwise (A10G: AWS's instance pages). Matched in
-# this order against the device's name.
+# From NVIDIA's data sheets and architecture papers; SXM modules unless the name says otherwise (A10G: AWS's instance
+# pages). A device is the first whose label is among the words of its name, so the narrower label stands first.
 GPUS = {
     "b200": Gpu("B200", 2250e12, 75e12, 180),
     "h200": Gpu("H200", 989e12, 67e12, 141),
+    "h100-nvl": Gpu("H100 NVL", 835e12, 60e12, 94),
     "h100-pcie": Gpu("H100 PCIe", 756e12, 51e12, 80),
     "h100": Gpu("H100", 989e12, 67e12, 80),
+    "h800": Gpu("H800", 989e12, 67e12, 80),
+    "h20": Gpu("H20", 148e12, 44e12, 96),
     "a100-40gb": Gpu("A100-SXM4-40GB", 312e12, 19.5e12, 40),
     "a100": Gpu("A100", 312e12, 19.5e12, 80),
+    "a800": Gpu("A800", 312e12, 19.5e12, 80),
     "l40s": Gpu("L40S", 362e12, 91.6e12, 48),
+    "l40": Gpu("L40", 181e12, 90.5e12, 48),
+    "l20": Gpu("L20", 119.5e12, 59.8e12, 48),
     "l4": Gpu("L4", 121e12, 30.3e12, 24),
     "a10g": Gpu("A10G", 70e12, 35e12, 24),
     "a10": Gpu("A10", 125e12, 31.2e12, 24),
-    "rtx4090": Gpu("4090", 165e12, 82.6e12, 24),
-    "rtx3090": Gpu("3090", 71e12, 35.6e12, 24),
+    "rtx4090": Gpu("RTX 4090", 165e12, 82.6e12, 24),
+    "rtx3090": Gpu("RTX 3090", 71e12, 35.6e12, 24),
 }
+_OTHER_CHIPS = r"(Laptop|Max-Q|Ti|SUPER|D|MIG)"  # a name that goes on like this is another, or a part of one
 
 
 def known_gpu(name: str) -> Gpu | None:
-    """The data sheet of the device that calls itself so, if it is in the table."""
-    return next((gpu for gpu in GPUS.values() if gpu.label in name), None)
+    """The data sheet of the device that calls itself so, if it is in the table.
+
+    ```
+    >>> known_gpu("NVIDIA L40").label, known_gpu("NVIDIA GeForce RTX 4090 Laptop GPU")
+    ('L40', None)
+    ```
+    """
+    if re.search(rf"\b{_OTHER_CHIPS}\b", name):
+        return None
+    return next((gpu for gpu in GPUS.values() if re.search(rf"\b{gpu.label}\b", name)), None)
 
 
 @dataclass(frozen=True)
