@@ -1,6 +1,6 @@
 """Fixtures that every package's tests share: the smallest model that still has every part, and a byte tokenizer.
 
-The model is PAINS' model T (2 layers, hidden 64, 4 heads over 2 key/value heads, tied embeddings, fp32, CPU), with
+It is model T of the tests (2 layers, hidden 64, 4 heads over 2 key/value heads, tied embeddings, fp32, CPU), with
 room in its vocabulary for the byte tokenizer's special tokens.
 """
 
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 # Before torch is imported, and for every process that a test starts: matrices of 64 columns are not worth sharing, and
 # threads that wait for each other crawl on a busy machine.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# A property is no matter of speed: how long one example takes on a busy machine says nothing.
+hypothesis.settings.register_profile("llmtrain", deadline=None)
+hypothesis.settings.load_profile("llmtrain")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -63,7 +63,7 @@ def lora_a(model) -> list[torch.Tensor]:
 
 
 def test_the_same_seed_gives_the_same_adapter_and_losses():
-    """PAINS 18, whatever the global random state was."""
+    """Whatever the global random state was."""
     runs = []
     for disturbance, seed in [(1, 7), (2, 7), (3, 8)]:
         torch.manual_seed(disturbance)
@@ -117,7 +117,7 @@ def test_a_tied_head_scores_with_the_trained_rows():
 
 @pytest.mark.parametrize("settings", [{}, {"use_rslora": True}, {"use_dora": True}], ids=["lora", "rslora", "dora"])
 def test_merged_and_adapted_models_agree(settings):
-    """PAINS 16: random non-zero B, r 4, alpha 8, fp32."""
+    """Random non-zero B, r 4, alpha 8, fp32."""
     model = tiny()
     adapted = adapters.attach(model, r=4, lora_alpha=8.0, train_tokens=TOKENS, **settings)
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_an_adapter_folder_is_a_model(tmp_path):
 
 
 def test_a_wrong_base_and_a_second_merge_are_refused(tmp_path):
-    """PAINS 16: by the hash of the weights, whatever the folders are called."""
+    """By the hash of the weights, whatever the folders are called."""
     folders(tmp_path)
     merged = load_model_folder(tmp_path / "adapter")
     other = tiny(seed=9)

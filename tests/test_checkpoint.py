@@ -85,7 +85,7 @@ def test_saved_and_loaded_models_are_equal(tied, tmp_path):
 
 
 def test_the_tied_head_is_stored_once_and_stays_tied(tmp_path):
-    """PAINS 6: a strict load in plain torch finds every key, and head and embedding share storage."""
+    """A strict load in plain torch finds every key, and head and embedding share storage."""
     save(tmp_path / "model")
     with safe_open(tmp_path / "model/model.safetensors", "pt") as handle:
         assert "lm_head.weight" not in handle.keys()  # noqa: SIM118
@@ -99,7 +99,7 @@ def test_the_tied_head_is_stored_once_and_stays_tied(tmp_path):
 
 @pytest.mark.parametrize("inside", ["plain", "compiled", "parallel", "lightning", "compiled in lightning"])
 def test_wrapped_models_give_one_key_set(inside, tmp_path):
-    """PAINS 8: no `_orig_mod.` and no `module.` in any file."""
+    """No `_orig_mod.` and no `module.` in any file."""
     model = tiny()
     outer = torch.nn.Module()
     outer.model = torch.compile(model, backend="eager") if inside.startswith("compiled") else model
@@ -167,7 +167,7 @@ def test_config_has_the_keys_of_transformers_4_and_the_sinusoidal_note(tmp_path)
 
 
 def test_a_second_save_replaces_everything(tmp_path):
-    """PAINS 21: no file of the former model is left."""
+    """No file of the former model is left."""
     save(tmp_path / "model")
     (tmp_path / "model/left-over.safetensors").write_bytes(b"old")
     new = save(tmp_path / "model", tiny(seed=5, hidden_size=64), info={"step": 8})
@@ -316,7 +316,7 @@ def test_every_folder_of_a_run_is_a_model(run, path, found):
     ],
 )
 def test_other_paths_of_a_run_name_what_to_give(run, path, message):
-    """PAINS 5: each path works, or the message says what to type."""
+    """Each path works, or the message says what to type."""
     with pytest.raises(ModelFolderError, match=message):
         load_model_folder(run / path)
 

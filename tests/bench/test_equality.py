@@ -15,7 +15,7 @@ from llmtrain.bench.ranks import launch
 @pytest.mark.distributed
 @pytest.mark.timeout(900)
 def test_ours_equals_plain_pytorch_and_lightnings_gradient_is_a_quarter(tmp_path, caplog):
-    """PAINS 11: with accumulation 4."""
+    """With accumulation 4."""
     from llmtrain.launch import bench
     from llmtrain.launch.composing import compose
 

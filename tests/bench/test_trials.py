@@ -75,7 +75,7 @@ def test_random_tokens_repeat_and_stay_in_the_vocabulary():
 @pytest.mark.medium
 @pytest.mark.distributed
 def test_a_trial_trains_on_every_process_and_measures_each():
-    """PAINS 13, on two processes: each measured the peak while the other did, and MFU is above 0 and at most 1."""
+    """On two processes: each measured the peak while the other did, and MFU is above 0 and at most 1."""
     outcome = run_trial(trial(TOY, "deepspeed_1", 2, "fp32", steps=5), timeout=200)
     assert isinstance(outcome, Outcome)
     assert len(outcome.growth) == 2

@@ -46,7 +46,7 @@ def write_lines(path: Path, *lines: Any) -> Path:
 
 
 def test_exactly_the_answers_and_their_end_tokens_are_trained(tokenizer: Tokenizer) -> None:
-    """PAINS 19."""
+    """Without its end token an answer never stops; with a header in the mask it echoes it."""
     example = encode_one(tokenizer, "hello", "hi!", "bye", "see you")
     assert trained_text(tokenizer, example) == "hi!<|end|>see you<|end|>"
     whole = "<|user|>hello<|assistant|>hi!<|end|><|user|>bye<|assistant|>see you<|end|>"
@@ -121,7 +121,7 @@ def test_other_records_are_refused_with_the_reason(record: Any, message: str) ->
         normalise(record)
 
 
-# --- too long (PAINS 20)
+# --- too long
 
 
 def test_a_long_answer_is_cut_counted_and_keeps_its_end_token(tokenizer: Tokenizer) -> None:

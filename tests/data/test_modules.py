@@ -73,7 +73,7 @@ def sample_ids(module: PretrainDataModule | FinetuneDataModule) -> list[list[int
 
 
 def test_resuming_near_the_end_of_an_epoch_leaves_the_next_epoch_whole() -> None:
-    """PAINS 1: 100 numbered samples, stopped at 90, resumed: epoch 2 sees each of them once."""
+    """100 numbered samples, stopped at 90, resumed: epoch 2 sees each of them once."""
     module = finetune([example(n) for n in range(100)], micro_batch_size=5, accumulation=2, total_steps=20)
     first = sample_ids(module)[:18]
     module.start_step = 9
@@ -85,7 +85,7 @@ def test_resuming_near_the_end_of_an_epoch_leaves_the_next_epoch_whole() -> None
 
 @pytest.mark.parametrize("build", [pretrain, lambda: finetune([example(n) for n in range(33)])])
 def test_a_second_resume_goes_on_where_the_first_one_stopped(build: Any) -> None:
-    """PAINS 2: 30 steps at once are 10 + 10 + 10."""
+    """30 steps at once are 10 + 10 + 10."""
     straight = sample_ids(build())
     joined: list[list[int]] = []
     for start in (0, 10, 20):
@@ -179,7 +179,7 @@ def test_a_micro_batch_costs_less_than_a_millisecond() -> None:
 
 
 def test_step_tokens_count_the_whole_step() -> None:
-    """PAINS 10: rows with 3 and with 97 trained labels weigh by their tokens, however they are split."""
+    """Rows with 3 and with 97 trained labels weigh by their tokens, however they are split."""
     examples = [example(0, trained=3, length=100), example(1, trained=97, length=100)]
     for micro_batch_size, accumulation, world_size in [(2, 1, 1), (1, 2, 1), (1, 1, 2)]:
         for rank in range(world_size):

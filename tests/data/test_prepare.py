@@ -369,13 +369,14 @@ def test_the_vocabulary_is_learned_from_what_is_trained_on(tmp_path: Path, monke
 
 
 MEMORY_PROGRAM = """
-import resource, sys
+import sys
 from llmtrain.data.corpora import open_corpus
 from llmtrain.data.prepare import prepare
 from llmtrain.tokenizer import byte_tokenizer
+from llmtrain.training.resident import peak_bytes
 corpus = open_corpus("files", data_dir=sys.argv[1], paths=[sys.argv[2]])
 prepare(corpus, byte_tokenizer(), data_dir=sys.argv[1])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+print(peak_bytes())
 """
 
 
@@ -389,5 +390,5 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
         file.write_text((line + "\n") * (megabytes * 1_000_000 // len(line.encode())))
         command = [sys.executable, "-c", MEMORY_PROGRAM, str(tmp_path / "data"), str(file)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
-        peaks.append(int(done.stdout) / 1024)
+        peaks.append(int(done.stdout) / 1e6)
     assert peaks[1] - peaks[0] < 60, f"peak memory grew from {peaks[0]:.0f} to {peaks[1]:.0f} MB"

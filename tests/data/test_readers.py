@@ -134,7 +134,7 @@ def test_a_bad_line_is_named(line: str, sentence: str, tmp_path: Path) -> None:
         texts(file)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     values=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(str.strip), max_size=6),
     array=st.booleans(),

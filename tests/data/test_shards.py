@@ -33,7 +33,7 @@ def test_the_type_is_the_smallest_that_holds_all_ids() -> None:
     assert token_dtype(65_537) == np.uint32
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8),
     shard_tokens=st.integers(1, 30),

@@ -68,7 +68,7 @@ def test_few_documents_lose_their_tail(count: int) -> None:
     assert "".join(val) == "".join(lines[190:])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=6),
     fraction=st.floats(0.01, 0.99),

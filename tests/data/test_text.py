@@ -30,7 +30,7 @@ def small_pieces(request: pytest.FixtureRequest) -> Iterator[int]:
         yield request.param
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=TEXTS, blocks=st.lists(st.integers(1, 30), max_size=8))
 def test_pieces_are_the_document(small_pieces: int, text: str, blocks: list[int]) -> None:
     parts, position = [], 0
@@ -47,7 +47,7 @@ def test_pieces_are_the_document(small_pieces: int, text: str, blocks: list[int]
     assert all(0 < len(piece.text) <= small_pieces for piece in pieces)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(text=TEXTS, start=st.integers(0, 20), length=st.integers(1, 60))
 def test_a_cut_is_between_tokens(tokenizer: Tokenizer, text: str, start: int, length: int) -> None:
     """Wherever a good place was found, the ids on both sides are the ids of the whole."""

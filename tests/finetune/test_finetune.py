@@ -121,7 +121,7 @@ def test_full_fine_tuning_changes_every_matrix_of_a_copy(base, tmp_path):
 
 
 def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):
-    """PAINS 21: old merged weights never pass for new ones."""
+    """Old merged weights never pass for new ones."""
     tune(base, tmp_path)
     merged = content(tmp_path / "model")
     with pytest.raises(ValueError, match="holds another run"):
@@ -130,7 +130,7 @@ def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):
 
 
 def test_a_resumed_run_gives_the_same_adapter_bit_for_bit(base, tmp_path):
-    """PAINS 17, with dropout; the resume files hold adapter tensors only."""
+    """With dropout; the resume files hold adapter tensors only."""
     overrides = ["trainer.max_steps=8", "trainer.checkpoint_every=4", "trainer.keep_last=null"]
     overrides += ["trainer.val_examples=0", "adapter.lora_dropout=0.1"]
     tune(base, tmp_path / "straight", *overrides)
@@ -160,7 +160,7 @@ def adapter_of(run_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def test_the_seed_decides_the_whole_run(base, tmp_path):
-    """PAINS 18: the first weights of the adapter, the order of the examples and dropout."""
+    """The first weights of the adapter, the order of the examples and dropout."""
     for name, seed in (("one", 3), ("two", 3), ("other", 4)):
         torch.manual_seed(hash(name) % 1000)
         tune(base, tmp_path / name, f"seed={seed}", "adapter.lora_dropout=0.1")

@@ -26,7 +26,7 @@ def cut(data, size):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 def test_pieces_join_to_the_text_and_none_holds_half_a_character(size):
-    """PAINS 24."""
+    """Characters of one to four bytes, one of them beyond the basic plane, and two spaces in a row."""
     pieces, stopped = feed(cut(TEXT.encode(), size))
     assert "".join(pieces) == TEXT
     assert "\ufffd" not in "".join(pieces)
@@ -42,7 +42,7 @@ def test_bytes_that_are_no_text_become_replacement_characters_as_in_decode():
 @pytest.mark.parametrize(
     ("text", "stop", "expected"),
     [
-        ("aaab!", ["aab"], "a"),  # PAINS 24: a match that starts inside a failed one
+        ("aaab!", ["aab"], "a"),  # a match that starts inside a failed one
         ("abababc", ["ababc"], "ab"),
         ("one\n\ntwo", ["\n\n"], "one"),
         ("你好。世界", ["。"], "你好"),

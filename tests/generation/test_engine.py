@@ -49,7 +49,7 @@ def differs_without_cache(model, tok, prompts, completions):
 
 @pytest.mark.medium
 def test_cached_uncached_alone_batched_and_streamed_agree_for_64_unequal_prompts(model, tok):
-    """PAINS 23. A gap below 1e-5 between the two best logits counts as a tie and is reported."""
+    """A gap below 1e-5 between the two best logits counts as a tie and is reported."""
     prompts = random_prompts(64)
     params = SamplingParams(temperature=0.0, max_new_tokens=128)
     batched = Engine(model, tok, max_rows=64).generate(prompts, params)
@@ -189,7 +189,7 @@ def test_the_first_tokens_of_many_seeds_are_distributed_as_the_model_says(model,
 
 
 def test_seeds_are_fresh_by_default_reported_and_repeatable(model, tok):
-    """PAINS 25."""
+    """A fixed default would give one answer for ever."""
     engine = Engine(model, tok)
     free = SamplingParams(temperature=1.0)
     first, second = engine.generate([[10], [10]], free)
@@ -203,7 +203,6 @@ def test_seeds_are_fresh_by_default_reported_and_repeatable(model, tok):
 
 
 def test_streaming_keeps_spaces_and_whole_characters(scripted, tok):
-    """PAINS 24."""
     text = "naïve 你好 🌍  x"
     engine = Engine(scripted([*tok.encode(text), tok.eos_id]), tok)
     events = list(engine.stream([10], SamplingParams(temperature=0.0)))
@@ -215,7 +214,7 @@ def test_streaming_keeps_spaces_and_whole_characters(scripted, tok):
 
 
 def test_a_stop_string_ends_the_text_and_neither_it_nor_what_follows_leaks(scripted, tok):
-    """PAINS 24."""
+    """The stop string begins inside a run of its own first letter."""
     engine = Engine(scripted(tok.encode("aaab and more")), tok)
     events = list(engine.stream([10], SamplingParams(temperature=0.0, stop=("aab",))))
     assert "".join(event.text for event in events) == "a"

@@ -117,7 +117,7 @@ def choose_one(logits, **settings):
     [{}, {"top_k": 3}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.1, "min_p": 0.5}, {"top_k": 0, "min_p": 0.01}],
 )
 def test_temperature_0_is_the_arg_max_whatever_top_k_and_top_p_say(settings):
-    """PAINS 22."""
+    """Neither a draw nor a division by 0."""
     logits = torch.randn(50, generator=torch.Generator().manual_seed(1))
     assert choose_one(logits, temperature=0.0, **settings) == int(logits.argmax())
 

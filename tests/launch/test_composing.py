@@ -33,7 +33,7 @@ def test_a_key_may_have_the_name_of_a_group_that_this_command_does_not_use():
     assert composed("model=/路径 x/y").settings.model == "/路径 x/y"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=()), max_size=30))
 def test_any_text_comes_back_from_compose(text):
     assert composed(f"prompt={text}").settings.prompt == text

@@ -53,7 +53,7 @@ def slurm(rank: int) -> dict[str, str]:
 
 
 def test_torchrun_starts_one_run_in_one_folder(start, tmp_path):
-    """PAINS 28. Nobody names the folder, nor the number of processes."""
+    """Nobody names the folder, nor the number of processes."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     out, err = start(by=torchrun).communicate(timeout=240)
     (run_dir,) = [path for path in (tmp_path / "runs" / "pretrain").iterdir() if not path.is_symlink()]

@@ -114,7 +114,7 @@ def test_one_process(program, tmp_path):
 @pytest.mark.medium
 @pytest.mark.distributed
 def test_two_processes_stop_on_a_signal_to_one_and_leave_one_folder(program, tmp_path):
-    """PAINS 28, and an exit code to queue again on; a step is finished and saved first."""
+    """With an exit code to queue again on; a step is finished and saved first."""
     run_dir = tmp_path / "runs" / "pretrain" / "two"
     process = program("name=two", "trainer.devices=2", "trainer.max_steps=5000", "trainer.val_every=null")
     wait_for_step(process, run_dir, 3)

@@ -43,7 +43,7 @@ def test_a_list_of_paths_arrives_as_it_was_quoted(texts):
     assert seen("data.paths", "[" + ", ".join(quoted) + "]") == texts
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ANY_TEXT)
 def test_any_text_is_read_as_something_or_refused_as_a_sweep(text):
     try:

@@ -1,4 +1,4 @@
-"""The model folder in transformers and back: equal logits, ids and greedy tokens (PAINS 26)."""
+"""The model folder in transformers and back: equal logits, ids and greedy tokens."""
 
 import json
 

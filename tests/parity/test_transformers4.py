@@ -1,4 +1,4 @@
-"""`config.json` in transformers 4, installed into a folder of its own: the same logits and ids (PAINS 26)."""
+"""`config.json` in transformers 4, installed into a folder of its own: the same logits and ids."""
 
 import os
 import subprocess

@@ -14,7 +14,7 @@ CONTENT = st.text(st.characters(exclude_categories=["Cs"]), max_size=15) | st.sa
 
 
 def test_the_trained_positions_are_the_answer_and_its_end() -> None:
-    """PAINS 19: the end-of-turn token inside the mask, the header outside."""
+    """The end-of-turn token inside the mask, the header outside."""
     messages = [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "u"},
@@ -40,7 +40,7 @@ def test_a_generation_prompt_ends_where_the_answer_begins() -> None:
     assert not any(trained)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(turns=st.lists(st.tuples(st.sampled_from(["user", "assistant"]), CONTENT), max_size=5))
 def test_text_between_markers_is_the_text_and_nothing_else(turns: list[tuple[str, str]]) -> None:
     ids, trained = render_chat([{"role": role, "content": content} for role, content in turns], BYTES)

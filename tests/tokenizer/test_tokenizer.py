@@ -24,7 +24,7 @@ def test_the_special_tokens_have_the_first_ids(small_bpe: Tokenizer) -> None:
         assert (tokenizer.eos_id, tokenizer.pad_id, tokenizer.end_id) == (0, 1, 5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_any_text_comes_back(small_bpe: Tokenizer, text: str) -> None:
     for tokenizer in (small_bpe, BYTES):
@@ -41,7 +41,7 @@ def test_odd_texts_come_back(small_bpe: Tokenizer, text: str) -> None:
     assert BYTES.decode(BYTES.encode(text)) == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(before=TEXTS, special=st.sampled_from(SPECIAL_TOKENS), after=TEXTS)
 def test_a_special_token_in_a_text_is_ordinary_text(
     small_bpe: Tokenizer, before: str, special: str, after: str

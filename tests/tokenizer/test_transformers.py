@@ -43,7 +43,7 @@ def test_names_and_sizes(pair: Any) -> None:
     assert len(theirs) == ours.vocab_size
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_ordinary_text_has_the_same_ids(pair: Any, text: str) -> None:
     ours, theirs = pair
@@ -52,7 +52,7 @@ def test_ordinary_text_has_the_same_ids(pair: Any, text: str) -> None:
     assert theirs.decode(ids) == ours.decode(ids) == text
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     system=st.none() | TEXTS,
     turns=st.lists(st.tuples(st.sampled_from(["user", "assistant"]), TEXTS), max_size=4),

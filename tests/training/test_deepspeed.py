@@ -283,7 +283,7 @@ def test_offloading_changes_nothing(runs: dict, processes: int, each: dict[str, 
 
 @pytest.mark.parametrize("each", named(ACCUMULATED))
 def test_the_gradient_is_scaled_once(runs: dict, each: dict[str, Any]) -> None:
-    """PAINS 11: Lightning's own strategy gives 0.250 here."""
+    """Lightning's own strategy gives 0.250 here."""
     ratios = [a / b for a, b in zip(runs[1][each["name"]]["norms"], reference("sgd", None)["norms"], strict=True)]
     assert ratios == pytest.approx([1.0] * 5, abs=1e-5)
 
@@ -292,7 +292,7 @@ def test_the_gradient_is_scaled_once(runs: dict, each: dict[str, Any]) -> None:
     ("processes", "each"), [*((1, each) for each in CLIPPED), (2, CLIPPED[2])], ids=lambda value: str(value)[:40]
 )
 def test_clipping_moves_the_parameters_by_the_clip(runs: dict, processes: int, each: dict[str, Any]) -> None:
-    """PAINS 12: SGD with lr 1 and clip 0.01 moves all parameters together by 0.01."""
+    """SGD with lr 1 and clip 0.01 moves all parameters together by 0.01."""
     got = runs[processes][each["name"]]
     assert min(got["norms"]) > 0.3  # the norm that is reported is the one before clipping
     assert distance(got["state"], reference("sgd", 0.01)["state"]) < 1e-6
@@ -331,7 +331,7 @@ def test_processes_end_cleanly(runs: dict, processes: int) -> None:
 
 @BOTH
 def test_nothing_is_pickled(runs: dict, processes: int) -> None:
-    """PAINS 7: a pickle can run any code when it is opened."""
+    """A pickle can run any code when it is opened."""
     folders = [runs[processes]["folder"] / each["name"] for each in RESUMED]
     assert {path.suffix for folder in folders for path in folder.iterdir()} == {".json", ".safetensors"}
 

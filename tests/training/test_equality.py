@@ -244,7 +244,7 @@ def test_the_part_of_the_default_run_has_something_of_everything() -> None:
 
 @part_and_rest(EQUAL_PART, MATRIX)
 def test_twenty_steps_equal_plain_pytorch(runs: Callable[[bool], Runs], each: Case, whole: bool) -> None:
-    """And the gradient is that of the global batch, however it is split: PAINS 10 and 11."""
+    """And the gradient is that of the global batch, however it is split."""
     result = runs(whole).of(each, gradients=each.optimizer == "adamw")
     assert_equal_to_plain(result, each)
     assert (result["gradients"].keys() == plain_gradients(each.clip).keys()) == (each.optimizer == "adamw")

@@ -61,7 +61,7 @@ def test_fp32_numbers_survive(tmp_path):
 @pytest.mark.medium
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeypatch):
-    """PAINS 9: no prompt, no connection, the id on disk before the first figure, the same after a resume."""
+    """No prompt, no connection, the id on disk before the first figure, the same after a resume."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -110,7 +110,7 @@ def wandb_history(run_dir):
 
 @pytest.mark.medium
 def test_a_killed_run_stays_one_run_for_wandb(nursery, tmp_path):
-    """PAINS 9: offline, 60 steps, killed at 30, resumed: one id; what comes twice is equal; `metrics.csv` is whole."""
+    """Offline, 60 steps, killed at 30, resumed: one id; what comes twice is equal; `metrics.csv` is whole."""
     settings = {"steps": 60, "checkpoint_every": 7, "val_every": 15, "rows": 1, "accumulation": 1}
     settings |= {"wandb": {"project": "toy", "mode": "offline"}, "train_tokens": 1000}
     stop = {"rank": 0, "step": 30, "name": "SIGKILL"}

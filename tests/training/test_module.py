@@ -1,4 +1,4 @@
-"""The loss of a step and the seeds of dropout, apart from any trainer; PAINS 10 and 11 through one."""
+"""The loss of a step and the seeds of dropout, apart from any trainer, and through one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_logged_loss_is_the_summed_loss_over_the_trained_tokens(train, tmp_p
     ],
 )
 def test_accumulation_does_not_change_the_gradient(train, tmp_path, strategy):
-    """PAINS 11: the same 8 rows per step as 1, 2 and 8 micro-batches: equal losses and gradient norms."""
+    """The same 8 rows per step as 1, 2 and 8 micro-batches: equal losses and gradient norms."""
     runs = []
     for rows, accumulation in ((8, 1), (4, 2), (1, 8)):
         folder = tmp_path / f"{rows}x{accumulation}"
@@ -74,7 +74,7 @@ def test_accumulation_does_not_change_the_gradient(train, tmp_path, strategy):
 
 @pytest.mark.parametrize("strategy", ["single", pytest.param("deepspeed_1", marks=pytest.mark.medium)])
 def test_unequal_masks_weigh_by_token_not_by_micro_batch(train, tmp_path, byte_tok, tiny_config, strategy):
-    """PAINS 10: rows with 3 and 97 trained labels, as one micro-batch of 2 or two of 1."""
+    """Rows with 3 and 97 trained labels, as one micro-batch of 2 or two of 1."""
     from llmtrain.data.examples import Example
     from llmtrain.data.modules import FinetuneDataModule
     from llmtrain.training.fit import fit

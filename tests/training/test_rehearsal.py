@@ -102,7 +102,7 @@ def test_nothing_is_rehearsed_where_all_batches_are_alike(tune, train, shapes, t
     ids=lambda error: type(error).__name__,
 )
 def test_a_longest_batch_that_does_not_fit_is_told_before_the_first_step(tune, tmp_path, monkeypatch, error):
-    """PAINS 14: not hours in, when that batch would come."""
+    """Not hours in, when that batch would come."""
     original = LanguageModule.batch_loss
     steps = []
 

@@ -1,4 +1,4 @@
-"""A run that was interrupted and resumed equals the run that was not: PAINS 2, 3 and 4, and what may not be resumed."""
+"""A run that was interrupted and resumed equals the run that was not, and what may not be resumed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_interrupted_twice_equals_straight(train, signal_at, micro_batches, tmp_
 
 
 def test_counters_after_a_resume_in_the_middle_of_everything(train, signal_at, micro_batches, tmp_path):
-    """PAINS 4: accumulation 2, validation every 5 steps, stop at 7 → micro-batch 14, step 7 → 8, validation at 10."""
+    """Accumulation 2, validation every 5 steps, stop at 7 → micro-batch 14, step 7 → 8, validation at 10."""
     signal_at(6)
     assert train(tmp_path, steps=20).steps == 7
     assert [row["step"] for row in metrics(tmp_path) if row["val/loss"]] == ["5"]
@@ -204,7 +204,7 @@ def test_the_optimisers_settings_are_those_of_the_session(train, tmp_path, monke
 
 
 def test_a_checkpoint_holds_no_pickle(train, tmp_path):
-    """PAINS 7: JSON, safetensors and a template; the marker says where the run stood."""
+    """JSON, safetensors and a template; the marker says where the run stood."""
     train(tmp_path, steps=3)
     folder = tmp_path / "checkpoints" / "step-000003"
     files = {path.suffix for path in folder.rglob("*") if path.is_file()}
@@ -236,7 +236,7 @@ def test_another_models_training_state_is_refused(train, tmp_path):
 
 @pytest.mark.medium
 def test_an_adapter_interrupted_equals_straight(train, signal_at, tmp_path):
-    """PAINS 17: adapter tensors bit-equal, and the optimiser holds adapter parameters only."""
+    """Adapter tensors bit-equal, and the optimiser holds adapter parameters only."""
     straight = train(tmp_path / "straight", lora=True)
     for stop in (4, 7, None):
         signal_at(stop)

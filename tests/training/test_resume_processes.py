@@ -32,7 +32,7 @@ def model_folder(run_dir: Path) -> Path:
     ids=["1-muon", "2-mixture", "3-lora", "1-lora", "2-lora", "3"],
 )
 def test_two_processes_interrupted_three_times_equal_straight(nursery: Any, tmp_path: Path, setting: dict) -> None:
-    """PAINS 1–4 and 17, with dropout 0.1 and accumulation 2, over more than three epochs.
+    """With dropout 0.1 and accumulation 2, over more than three epochs.
 
     A signal in the middle of a window reaches rank 1 alone: both finish a step and save. Then a kill in the middle of a
     window, which is replayed from the last checkpoint, and a signal to both.

@@ -41,7 +41,7 @@ def test_a_file_that_lacks_a_tensor_is_not_ended_quietly(tmp_path):
 
 
 @given(shape=st.lists(st.integers(1, 6), min_size=1, max_size=3), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_stretch_of_any_shape(tmp_path_factory, shape: list[int], data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("stretch")
     tensor = values(tuple(shape))

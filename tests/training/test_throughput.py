@@ -1,4 +1,4 @@
-"""The stopwatch and its rates; PAINS 13."""
+"""The stopwatch and its rates."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_a_rate_is_what_was_added_between_two_readings():
 @pytest.mark.medium
 @pytest.mark.parametrize("accumulation", [1, 8])
 def test_logged_speed_is_counted_tokens_over_wall_time(train, tmp_path, monkeypatch, accumulation):
-    """PAINS 13: whatever the accumulation, logged tokens/s within 5 % of tokens / wall time, MFU never above 1."""
+    """Whatever the accumulation, logged tokens/s within 5 % of tokens / wall time, MFU never above 1."""
     import csv
     import time
 
