@@ -68,3 +68,16 @@ def byte_tok() -> Tokenizer:
     from llmtrain.tokenizer import byte_tokenizer
 
     return byte_tokenizer()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests for a GPU are passed over where there is none, unless they were asked for."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if item.config.option.markexpr == "gpu":
+        pytest.exit(f"torch {torch.__version__} sees no CUDA device: there is nothing to run these tests on", 2)
+    pytest.skip("torch sees no CUDA device")

@@ -6,6 +6,7 @@ tokenizer; does not know files, servers, tasks, chat templates or how the model 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -125,8 +126,8 @@ class Engine:
         *,
         candidates: int = 0,
         logprobs: bool = False,
-    ) -> Iterator[Event]:
-        """Continue one prompt, token by token; closing the iterator drops the request.
+    ) -> Stream:
+        """Continue one prompt, token by token.
 
         The joined `text` of the events is the completion's text; the last event carries the completion.
 
@@ -135,21 +136,11 @@ class Engine:
         """
         return self.events(self.submit(prompt, sampling, candidates=candidates, logprobs=logprobs, streamed=True))
 
-    def events(self, request: GenerationRequest) -> Iterator[Event]:
+    def events(self, request: GenerationRequest) -> Stream:
         """The events of a request that was submitted with `streamed=True`; runs the engine as far as needed."""
         if request.events is None:
             raise ValueError("only a request submitted with streamed=True keeps its events")
-        try:
-            while True:
-                with self._evaluation_mode():
-                    while not request.events:
-                        self.step()
-                event = request.events.popleft()
-                yield event
-                if event.completion is not None:
-                    return
-        finally:
-            self.cancel(request)
+        return Stream(self, request)
 
     def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
         """How likely the model finds each continuation after its context.
@@ -244,10 +235,10 @@ class Engine:
     def step(self) -> bool:
         """One round of the decode loop, for callers that submit requests themselves; returns whether any is left.
 
-        Raises:
-            ValueError: The model is in training mode.
+        If it raises, the requests that were running have ended with that error; those that wait stay.
         """
-        return self._loop.step()
+        with self._evaluation_mode():
+            return self._loop.step()
 
     # Figures
 
@@ -265,7 +256,7 @@ class Engine:
         try:
             with self._evaluation_mode():
                 while not all(request.done for request in requests):
-                    self.step()
+                    self._loop.step()
         finally:
             for request in requests:
                 self.cancel(request)
@@ -287,3 +278,24 @@ class Engine:
         for each in ids:
             if not 0 <= each < size:
                 raise ValueError(f"{name} has the token id {each}, outside the vocabulary 0 … {size - 1}")
+
+
+class Stream(Iterator[Event]):
+    """The events of one request, in order; asking for the next one runs the engine as far as needed.
+
+    Closing it, or letting go of it, drops the request.
+    """
+
+    def __init__(self, engine: Engine, request: GenerationRequest):
+        assert request.events is not None
+        self.request = request
+        self._engine, self._events = engine, request.events
+        self.close = weakref.finalize(self, engine.cancel, request)
+        self.close.atexit = False
+
+    def __next__(self) -> Event:
+        while not self._events:
+            if self.request.done:
+                raise StopIteration
+            self._engine.step()
+        return self._events.popleft()

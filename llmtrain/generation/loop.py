@@ -67,6 +67,14 @@ class DecodeLoop:
         """
         if self.model.training:
             raise ValueError("the model is in training mode (dropout is on): call model.eval() before generating")
+        try:
+            self._advance()
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        return bool(self.waiting or len(self._rows))
+
+    def _advance(self) -> None:
         self._rows.admit(self.waiting.popleft() for _ in range(min(self._rows.free, len(self.waiting))))
         # Running rows wait for at most one forward pass of prompt reading; with none running, nobody waits.
         patient = self._rows.decoding == 0
@@ -76,7 +84,15 @@ class DecodeLoop:
                 break
         if self._rows.decoding:
             self._decode()
-        return bool(self.waiting or len(self._rows))
+
+    def _abandon(self, error: BaseException) -> None:
+        """A round was broken off, so nobody knows what the rows hold: end what runs in them, and wipe them."""
+        for request in self._rows.requests:
+            if not request.done:
+                request.fail(f"the engine was stopped: {error!r}")
+        for row in reversed(range(len(self._rows))):
+            self._rows.release(row, wipe=True)
+        self._settings = None
 
     def drop(self, request: Request) -> bool:
         """Take a request out, waiting or running; returns whether it was there."""

@@ -12,6 +12,15 @@ from dataclasses import dataclass
 MAX_STOP_STRINGS = 64
 """Every stop string is looked for in every piece of text, so their number is bounded."""
 
+MAX_TEMPERATURE = 1000.0
+"""Beyond it all tokens are as good as equally likely, and far beyond it logits vanish in fp32."""
+
+MAX_PENALTY = 100.0
+"""A repetition penalty lies between one hundredth and this: logits neither vanish nor become infinite."""
+
+MAX_COUNT = 2**31 - 1
+"""The largest number of tokens."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -56,18 +65,21 @@ class SamplingParams:
             _require_number(name, getattr(self, name))
         for name in ("top_k", "max_new_tokens"):
             _require_integer(name, getattr(self, name))
-        if self.temperature < 0:
-            raise ValueError(f"temperature must be at least 0 (0 is greedy), got {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be at least 0 (0 keeps every token), got {self.top_k}")
+        if not 0 <= self.temperature <= MAX_TEMPERATURE:
+            raise ValueError(f"temperature must lie in [0, {MAX_TEMPERATURE:g}] (0 is greedy), got {self.temperature}")
+        if not 0 <= self.top_k <= MAX_COUNT:
+            raise ValueError(f"top_k must lie in [0, {MAX_COUNT}] (0 keeps every token), got {self.top_k}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must lie in (0, 1] (1 keeps every token), got {self.top_p}")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p must lie in [0, 1] (0 keeps every token), got {self.min_p}")
-        if self.repetition_penalty <= 0:
-            raise ValueError(f"repetition_penalty must be above 0 (1 changes nothing), got {self.repetition_penalty}")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not 1 / MAX_PENALTY <= self.repetition_penalty <= MAX_PENALTY:
+            raise ValueError(
+                f"repetition_penalty must lie in [{1 / MAX_PENALTY:g}, {MAX_PENALTY:g}] (1 changes nothing), "
+                f"got {self.repetition_penalty}"
+            )
+        if not 1 <= self.max_new_tokens <= MAX_COUNT:
+            raise ValueError(f"max_new_tokens must lie in [1, {MAX_COUNT}], got {self.max_new_tokens}")
         self._check_stops()
         if self.seed is not None:
             _require_integer("seed", self.seed)

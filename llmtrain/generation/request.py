@@ -242,14 +242,17 @@ class ScoreRequest:
         """All inputs have been read."""
         count = len(self._ids) - 1 - self._first
         if math.isnan(self._sum):
-            message = "the model's scores for this pair are not finite: check its weights, or load it in fp32"
-            self.score = Score(-math.inf, count, False, message)
+            self.fail("the model's scores for this pair are not finite: check its weights, or load it in fp32")
         else:
             self.score = Score(self._sum, count, self._greedy)
 
+    def fail(self, message: str) -> None:
+        """End with an error."""
+        self.score = Score(-math.inf, len(self._ids) - 1 - self._first, False, message)
+
     def cancel(self) -> None:
         """End because nobody waits for the result."""
-        self.score = Score(-math.inf, len(self._ids) - 1 - self._first, False, "cancelled")
+        self.fail("cancelled")
 
 
 Request = GenerationRequest | ScoreRequest

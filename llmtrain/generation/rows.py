@@ -8,7 +8,6 @@ Knows nothing of logits, sampling or text.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from llmtrain.generation.request import Request
 from llmtrain.model import KVCache, ModelConfig, kv_cache_bytes_per_token
+from llmtrain.model.memory import available_memory
 
 logger = logging.getLogger(__name__)
 
@@ -128,11 +128,9 @@ class Rows:
 
 def fitting_length(config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> int:
     """The model's context, or as much of it per row as `CACHE_SHARE` of the free memory holds (then it warns)."""
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    context = config.max_position_embeddings
+    context, free = config.max_position_embeddings, available_memory(device)
+    if free is None:
+        return context
     fits = int(free * CACHE_SHARE) // (rows * kv_cache_bytes_per_token(config, "float32") // 4 * dtype.itemsize)
     if fits >= context:
         return context

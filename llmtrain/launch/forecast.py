@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -139,6 +138,7 @@ def present_target(machine: Machine, *, measure: bool) -> Target:
         machine: every `auto` resolved.
         measure: also measure a CPU's peak (0.2 s); a known GPU's is looked up in any case.
     """
+    from llmtrain.model.memory import machine_memory
     from llmtrain.training import hardware
 
     if machine.accelerator == "gpu":
@@ -167,19 +167,6 @@ def present_target(machine: Machine, *, measure: bool) -> Target:
         None if memory is None else memory // machine.devices,
         peak,
     )
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory that this machine has, or that its control group allows; `None` where the system does not say."""
-    from pathlib import Path
-
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(memory, int(text)) if text.isdigit() else memory
 
 
 def size(count: float) -> str:

@@ -5,6 +5,7 @@ import math
 import random
 import time
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -381,10 +382,54 @@ def test_cancelling_keeps_what_there_is_and_disturbs_nobody(model, tok):
 
 def test_streams_of_one_engine_may_be_read_by_turns(model, tok):
     engine = Engine(model, tok, max_rows=2)
-    expected = ids_of(engine.generate([[10], [11]], GREEDY))
-    streams = [engine.stream([10], GREEDY), engine.stream([11], GREEDY)]
-    heard = [[event.token_id for event in streams[0]], [event.token_id for event in streams[1]]]
-    assert heard == expected
+    *expected, third = ids_of(engine.generate([[10], [11], [12]], GREEDY))
+    streams = [engine.stream([10], GREEDY), engine.stream([11], GREEDY), engine.stream([12], GREEDY)]
+    heard = [[], [], []]
+    while len(heard[0]) < len(expected[0]):
+        for number, stream in enumerate(streams):
+            if number == 2 and len(heard[2]) == 3:
+                stream.close()
+            heard[number] += [event.token_id for event in islice(stream, 1)]
+    assert heard[:2] == expected
+    assert heard[2][:3] == third[:3]
+    assert len(heard[2]) == 4, "what was closed says that it has ended, and nothing more"
+    assert [next(stream, "end") for stream in streams] == ["end"] * 3
+    assert not engine.step()
+
+
+@pytest.mark.parametrize("leave", [lambda stream: stream.close(), lambda stream: None], ids=["closed", "let go"])
+def test_a_stream_that_nobody_began_to_read_leaves_nothing_waiting(model, tok, leave):
+    engine = Engine(model, tok, max_rows=1)
+    leave(engine.stream([10], GREEDY))
+    assert not engine.step()
+
+
+def test_the_events_of_a_request_that_has_been_heard_are_over(model, tok):
+    engine = Engine(model, tok)
+    stream = engine.stream([10], GREEDY)
+    assert len(list(stream)) > 1
+    assert list(engine.events(stream.request)) == []
+
+
+def test_a_broken_round_ends_what_was_running_and_leaves_an_engine_that_works(model, tok, monkeypatch):
+    engine = Engine(model, tok, max_rows=2)
+    expected = engine.generate([[12]], GREEDY)[0].token_ids
+    requests = [engine.submit([each], GREEDY) for each in (10, 11, 12)]
+    score = engine.submit_score([10], [11])
+
+    def broken(*args):
+        raise RuntimeError("no more memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("llmtrain.generation.loop.choose", broken)
+        with pytest.raises(RuntimeError):
+            engine.step()
+    assert [request.done for request in requests] == [True, True, False]
+    assert "no more memory" in requests[0].result().error
+    while engine.step():
+        pass
+    assert requests[2].result().token_ids == expected
+    assert score.result().error is None
 
 
 def test_an_interrupt_leaves_an_engine_that_works(model, tok, monkeypatch):
@@ -418,9 +463,10 @@ def test_in_the_middle_of_training_dropout_is_off_and_the_mode_is_given_back(tok
     assert ids_of(engine.generate([[10]], GREEDY)) == expected
     assert [event.token_id for event in engine.stream([10], GREEDY)] == expected[0]
     assert model.training
-    engine.submit([10], GREEDY)
-    with pytest.raises(ValueError, match=r"call model.eval\(\) before generating"):
-        engine.step()
+    request = engine.submit([10], GREEDY)
+    while engine.step():
+        assert model.training
+    assert request.result().token_ids == expected[0]
 
 
 def test_logprobs_and_candidates_are_the_models_own(model, tok):
