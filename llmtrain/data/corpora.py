@@ -90,7 +90,10 @@ class Corpus:
                     "give another, or leave it out to hold out a part of the training text"
                 )
         sources = [weighted.source for weighted in self.sources]
-        return [choose_split(source.pieces, self.validation, title=source.title) for source in sources]
+        return [
+            choose_split(source.pieces, self.validation, title=source.title, downloads=source.downloads)
+            for source in sources
+        ]
 
 
 def open_corpus(kind: str, *, data_dir: str | Path, **settings: object) -> Corpus:

@@ -27,6 +27,10 @@ class Source(Protocol):
     def title(self) -> str:
         """What a message calls it: its name, and the files if there are some."""
 
+    @property
+    def downloads(self) -> bool:
+        """Whether every reading fetches it anew."""
+
     def fingerprint(self) -> str:
         """Names the content: another text, another fingerprint."""
 
@@ -45,6 +49,8 @@ class ListSource:
         content_key: names the content, such as the hash of the wheel it is cut from and the version of the cutting.
         make: returns the documents.
     """
+
+    downloads = False
 
     def __init__(self, name: str, content_key: str, make: Callable[[], Sequence[str]]) -> None:
         self.name = name
@@ -84,6 +90,8 @@ class FileSource:
     Raises:
         ValueError: nothing there, an unknown extension, or no readable file.
     """
+
+    downloads = False
 
     def __init__(
         self,
@@ -155,16 +163,22 @@ class HuggingFaceSource:
         self._remote: list[str] = []
         if data_files:
             data_files = [data_files] if isinstance(data_files, str) else data_files
-            local = {given: [path for path in expand(given) if path.is_file()] for given in data_files}
-            self._files = [path for paths in local.values() for path in paths]
-            self._remote = [given for given, paths in local.items() if not paths]
-            self._arguments["data_files"] = [str(path) for given, paths in local.items() for path in paths or [given]]
+            local = {given: [file for file in expand(given) if file.is_file()] for given in data_files}
+            self._files = [file for files in local.values() for file in files]
+            self._remote = [given for given, files in local.items() if not files]
+            self._arguments["data_files"] = [
+                name for given, files in local.items() for name in (list(map(str, files)) or [given])
+            ]
         elif Path(path).is_dir():
             self._files = sorted(file for file in Path(path).rglob("*") if file.is_file())
 
     @property
     def title(self) -> str:
         return _title(self.name, self._files)
+
+    @property
+    def downloads(self) -> bool:
+        return self._streaming and (not self._files or bool(self._remote))
 
     def fingerprint(self) -> str:
         """From the arguments and, for local files, their content."""

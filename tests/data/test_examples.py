@@ -140,13 +140,25 @@ def test_an_example_that_just_fits_is_left_alone(tokenizer: Tokenizer) -> None:
 
 
 def test_a_cut_never_splits_a_character(tokenizer: Tokenizer) -> None:
-    for max_length in range(7, 15):
+    for max_length in range(8, 15):  # 5 ids of prompt, then room for one character of three bytes, and more
         example = encode_one(tokenizer, "问", "三国演", max_length=max_length)
         text = trained_text(tokenizer, example)
         assert text.endswith("<|end|>")
-        if max_length >= 8:  # room for one character of three bytes
-            assert "三国演".startswith(text.removesuffix("<|end|>"))
-            assert len(example.input_ids) > max_length - 3
+        assert "三国演".startswith(text.removesuffix("<|end|>"))
+        assert len(example.input_ids) > max_length - 3
+
+
+@pytest.mark.parametrize(("answer", "width"), [("好好好", 3), ("🌍🌍", 4), ("é" * 4, 2)])
+def test_less_than_a_character_is_no_answer(answer: str, width: int, tokenizer: Tokenizer) -> None:
+    for room in range(1, width):
+        with pytest.raises(ValueError, match=r"has 3 tokens, the limit of \d leaves no room"):
+            encode_one(tokenizer, "p", answer, max_length=3 + room)
+    assert trained_text(tokenizer, encode_one(tokenizer, "p", answer, max_length=3 + width)) == f"{answer[0]}<|end|>"
+
+
+def test_an_answer_may_hold_replacement_characters(tokenizer: Tokenizer) -> None:
+    example = encode_one(tokenizer, "p", "\ufffd" * 9, max_length=3 + 6)
+    assert trained_text(tokenizer, example) == "\ufffd\ufffd<|end|>"
 
 
 def test_late_turns_go_before_any_answer_is_cut(tokenizer: Tokenizer) -> None:
@@ -189,10 +201,12 @@ def test_whatever_is_kept_fits_and_trains_something(tokenizer: Tokenizer, turns:
         example = encode_one(tokenizer, *turns, max_length=max_length)
     except ValueError as error:
         assert "the prompt is too long" in str(error)  # noqa: PT017
-        assert len(tokenizer.encode(turns[0])) + 2 >= max_length
+        assert len(tokenizer.encode(turns[0])) + 2 + len(turns[1][0].encode()) > max_length
         return
     assert len(example.input_ids) == len(example.labels) <= max_length
-    assert example.trained_tokens >= 2
+    text = trained_text(tokenizer, example)
+    assert any(answer.startswith(text.split("<|end|>")[0]) for answer in turns[1::2])
+    assert "\ufffd" not in text
     assert example.labels[-1] == tokenizer.end_id
 
 
