@@ -150,6 +150,8 @@ def test_no_file_is_left_out_because_others_are_there(local_sets: Path) -> None:
     assert len(list(one.pieces())) == 4
     assert source.fingerprint() != one.fingerprint()
     assert source.size_bytes() is None
+    assert source.downloads
+    assert not one.downloads
 
 
 def test_a_changed_local_data_set_is_noticed(local_sets: Path) -> None:
