@@ -24,6 +24,7 @@ from typing import Any
 from llmtrain.data.corpora import Corpus
 from llmtrain.data.locking import locked
 from llmtrain.data.shards import MANIFEST, ShardSet, token_dtype
+from llmtrain.data.sources import Source
 from llmtrain.data.tokenizing import Addressed, tokenize_stream
 from llmtrain.data.writer import ShardWriter, write_json
 from llmtrain.tokenizer import Tokenizer, ensure_tokenizer
@@ -298,9 +299,12 @@ def held_out_texts(corpus: Corpus) -> Iterator[str]:
     return (piece.text for piece in _addressed(corpus) if piece.writer == val)
 
 
+def _sources(corpus: Corpus) -> list[Source]:
+    return [*(weighted.source for weighted in corpus.sources), *corpus.validation_sources]
+
+
 def _expected_bytes(corpus: Corpus) -> int | None:
-    sizes = [weighted.source.size_bytes() for weighted in corpus.sources]
-    sizes += [source.size_bytes() for source in corpus.validation_sources]
+    sizes = [source.size_bytes() for source in _sources(corpus)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
@@ -310,7 +314,7 @@ def _first_text(corpus: Corpus) -> str:
 
 
 def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
-    """Refuses at once what cannot fit, as far as the size of the sources is known."""
+    """Refuses at once what cannot fit where the size of the sources is known, and warns where it is estimated."""
     expected, sample = _expected_bytes(corpus), _first_text(corpus)
     if not expected or not sample:
         return
@@ -318,11 +322,13 @@ def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
     needed = int(expected * tokens_per_byte * token_dtype(tokenizer.vocab_size).itemsize)
     there = sum(file.stat().st_size for file in beside.rglob("*.bin"))  # from an interrupted preparation
     free = shutil.disk_usage(beside.parent).free
-    if needed - there > free:
-        raise ValueError(
-            f"the shards need about {needed / 1e6:,.0f} MB and the disk of {beside.parent} has {free / 1e6:,.0f} MB "
-            "left: free some, or set paths.data_dir to another disk"
-        )
+    if needed - there <= free:
+        return
+    need = f"the shards need about {needed / 1e6:,.0f} MB and the disk of {beside.parent} has {free / 1e6:,.0f} MB left"
+    remedy = "free some, or set paths.data_dir to another disk"
+    if all(source.size_is_exact for source in _sources(corpus)):
+        raise ValueError(f"{need}: {remedy}")
+    logger.warning("%s, if the files hold text and little else: else %s", need, remedy)
 
 
 def _check_filled(corpus: Corpus, writers: list[ShardWriter], sequence_length: int) -> None:

@@ -40,6 +40,10 @@ class Source(Protocol):
     def size_bytes(self) -> int | None:
         """About how many bytes of text there are; None if that is not known before reading."""
 
+    @property
+    def size_is_exact(self) -> bool:
+        """Whether it is no estimate: packed files unpack to more, and records may hold much beside the text."""
+
 
 class ListSource:
     """Documents that fit into memory, made when they are first needed.
@@ -51,6 +55,7 @@ class ListSource:
     """
 
     downloads = False
+    size_is_exact = True
 
     def __init__(self, name: str, content_key: str, make: Callable[[], Sequence[str]]) -> None:
         self.name = name
@@ -118,6 +123,10 @@ class FileSource:
         recipe = [[file.name.lower(), digest] for file, digest in zip(self.files, hashes, strict=True)]
         return _digest(["files", self._text_field, self._encoding, recipe])
 
+    @property
+    def size_is_exact(self) -> bool:
+        return all(file.suffix.lower() in (".txt", ".md") for file in self.files)
+
     def pieces(self) -> Iterator[Piece]:
         for file in self.files:
             yield from read_file(file, text_field=self._text_field, encoding=self._encoding)
@@ -138,6 +147,8 @@ class HuggingFaceSource:
         data_files: the files of a builder, or some files of a data set.
         max_documents: takes only the first so many.
     """
+
+    size_is_exact = False
 
     def __init__(
         self,

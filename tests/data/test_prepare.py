@@ -284,6 +284,20 @@ def test_no_disk_space_is_seen_before_anything_is_done(tmp_path: Path, monkeypat
         prepare(list_corpus([story(0, 500), "x"]), BYTES, data_dir=tmp_path)
 
 
+def test_an_estimate_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a record file most may be other fields than the text, and what fits is not known before it is read."""
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"text": story(n, 9), "html": "x" * 5000}) + "\n" for n in range(4)))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(prepare_module.shutil, "disk_usage", lambda _: usage._replace(free=20_000))
+    corpus = open_corpus("files", data_dir=tmp_path, paths=[str(file)])
+    assert prepare(corpus, BYTES, data_dir=tmp_path).stats["documents"] >= 4
+    assert "the shards need about 0 MB and the disk of" in caplog.text
+    assert "if the files hold text and little else: else free some" in caplog.text
+
+
 def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
