@@ -7,6 +7,7 @@ importing it in a process of its own.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,6 +93,18 @@ def test_the_lowest_parts_need_one_library_each(part, allowed):
     for path in (path for path in SOURCES if part_of(path) == part):
         heads = {name.partition(".")[0] for name in imports(path)} - {"llmtrain", "__future__"}
         assert heads - set(sys.stdlib_module_names) <= allowed, path
+
+
+def test_data_needs_torch_only_where_it_says_so():
+    text = ast.get_docstring(ast.parse((PACKAGE / "data" / "__init__.py").read_text(encoding="utf-8"))) or ""
+    said = set(re.findall(r"`(\w+)`", text.partition("Torch-free except")[2]))
+    heavy = {"torch", "lightning"}
+    found = {
+        path.stem
+        for path in (PACKAGE / "data").rglob("*.py")
+        if heavy & {name.partition(".")[0] for name in imports(path)}
+    }
+    assert found == said
 
 
 @pytest.mark.medium

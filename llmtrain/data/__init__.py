@@ -1,1 +1,1 @@
-"""Text becomes token shards, and shards and task examples become batches. Torch-free except for `modules`."""
+"""Text becomes token shards, and shards and task examples become batches. Torch-free except `batches`, `modules`."""

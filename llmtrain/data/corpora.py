@@ -90,7 +90,10 @@ class Corpus:
                     "give another, or leave it out to hold out a part of the training text"
                 )
         sources = [weighted.source for weighted in self.sources]
-        return [choose_split(source.pieces, self.validation, title=source.title) for source in sources]
+        return [
+            choose_split(source.pieces, self.validation, title=source.title, downloads=source.downloads)
+            for source in sources
+        ]
 
 
 def open_corpus(kind: str, *, data_dir: str | Path, **settings: object) -> Corpus:
@@ -207,16 +210,19 @@ def _files(
         raise ValueError(
             f"data.weights has {len(weights)} numbers for {len(paths)} paths: give one for each path, or none"
         )
-    if weights:
-        weighted = [
-            WeightedSource(source([path], Path(path).name), float(weight))
-            for path, weight in zip(paths, weights, strict=True)
-        ]
-    else:
-        weighted = [WeightedSource(source(paths, name))]
-    if validation_paths:
-        return Corpus(name, tuple(weighted), Validation(), (source(validation_paths, "validation"),))
-    return Corpus(name, tuple(weighted), Validation(validation_fraction, validation_last))
+    sources = [source([path], Path(path).name) for path in paths] if weights else [source(paths, name)]
+    weighted = tuple(map(WeightedSource, sources, map(float, weights or [1.0])))
+    if not validation_paths:
+        return Corpus(name, weighted, Validation(validation_fraction, validation_last))
+    held_out = source(validation_paths, "validation")
+    trained = {file.resolve() for chosen in sources for file in chosen.files}
+    both = [str(file) for file in held_out.files if file.resolve() in trained]
+    if both:
+        raise ValueError(
+            f"{', '.join(both[:3])} would be trained on and validated on: take it out of data.paths, or of "
+            "data.validation_paths"
+        )
+    return Corpus(name, weighted, Validation(), (held_out,))
 
 
 def _huggingface(

@@ -3,7 +3,7 @@
 Trained are exactly the assistant's texts and their `<|end|>`, in every turn. What exceeds `max_length` input
 positions is shortened so: whole turns are dropped from the end while an earlier answer remains; if the first
 answer alone does not fit, its text is cut at the end. The end token is always kept, no character is cut in
-two, and prompts are never cut: where one leaves no room for a single token of answer and the end token, the
+two, and prompts are never cut: where one leaves no room for a single character of answer and the end token, the
 example is refused. All of it is counted and reported by line. Deliberately unknown here: batches, sampling
 order, torch, and how answers are scored.
 """
@@ -33,6 +33,10 @@ __all__ = [
     "normalise",
     "read_examples",
 ]
+
+
+MIN_LENGTH = 4
+"""The shortest example, in input positions: `<|user|>` text `<|assistant|>` text, with `<|end|>` as the last target."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +88,10 @@ def encode_examples(
         examples returned.
 
     Raises:
-        ValueError: `max_length` is below 4, or no example is left.
+        ValueError: `max_length` is below `MIN_LENGTH`, or no example is left.
     """
-    if max_length < 4:  # <|user|> text <|assistant|> text, with <|end|> as the last target
-        raise ValueError(f"max_length must be at least 4, got {max_length}")
+    if max_length < MIN_LENGTH:
+        raise ValueError(f"max_length must be at least {MIN_LENGTH}, got {max_length}")
     report = ExampleReport()
     examples = []
     for number, item in enumerate(items, start=1):
@@ -163,11 +167,10 @@ def _cut_answer(
 ) -> tuple[list[int], list[bool]] | None:
     """Cut the only answer's text, keeping the end token and whole characters; None if nothing would be left of it."""
     start = trained.index(True)
-    stop = max_length  # ids[:stop] + end token = max_length + 1 ids = max_length inputs
-    if stop <= start:
-        return None
-    for shorter in range(stop, max(start, stop - 4), -1):  # a UTF-8 character has at most four bytes
-        if not tokenizer.decode(ids[start:shorter]).endswith("\ufffd"):
-            stop = shorter
-            break
-    return [*ids[:stop], ids[-1]], [*trained[:stop], True]
+    answer = tokenizer.decode(ids[start:-1])
+    # ids[:stop] + end token = max_length + 1 ids = max_length inputs; a UTF-8 character has at most four bytes
+    for stop in range(max_length, max(start, max_length - 4), -1):
+        kept = tokenizer.decode(ids[start:stop])  # half a character decodes to U+FFFD, which the answer may hold, too
+        if kept and answer.startswith(kept):
+            return [*ids[:stop], ids[-1]], [*trained[:stop], True]
+    return None

@@ -12,17 +12,19 @@ import errno
 import hashlib
 import json
 import logging
-import math
 import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from llmtrain.data.corpora import Corpus
 from llmtrain.data.locking import locked
 from llmtrain.data.shards import MANIFEST, ShardSet, token_dtype
+from llmtrain.data.sources import Source
 from llmtrain.data.tokenizing import Addressed, tokenize_stream
 from llmtrain.data.writer import ShardWriter, write_json
 from llmtrain.tokenizer import Tokenizer, ensure_tokenizer
@@ -238,21 +240,30 @@ def _addressed(corpus: Corpus) -> Iterator[Addressed]:
 
 
 def _training_texts(corpus: Corpus, limit: int) -> Iterator[str]:
-    """The text that is trained on, or pieces spread evenly over it if there are more than `limit` characters."""
-    every = max(1, math.ceil(_expected_characters(corpus) / limit))
+    """The text that is trained on; of more than `limit` characters, pieces spread evenly over it.
+
+    How much there is shows at the end only (files may be packed, or hold more than text), and the text is read once: so
+    each piece has a rank, those below a bound are kept, and the bound goes down whenever there are too many.
+    """
     val = len(corpus.sources)
     training = (piece.text for piece in _addressed(corpus) if piece.writer != val)
-    taken = 0
+    kept: list[tuple[int, int, str]] = []  # a heap of (−rank, number, text): the next to go is in front
+    bound, characters = 1 << 64, 0
     for number, text in enumerate(training):
-        if taken >= limit:
-            break
-        if number % every == 0:
-            taken += len(text)
-            yield text
-    else:
-        if every == 1:
-            return
-    logger.info("the vocabulary is learned from a sample of %.0f M characters", taken / 1e6)
+        # Multiples of the golden ratio, modulo 1: those below any bound are spread more evenly than by chance, and
+        # follow no period that the corpus may have.
+        rank = number * 0x9E3779B97F4A7C15 % (1 << 64)
+        if rank >= bound:
+            continue
+        heappush(kept, (-rank, number, text))
+        characters += len(text)
+        while characters > limit and len(kept) > 1:
+            bound = -kept[0][0]
+            characters -= len(heappop(kept)[2])
+    if bound < 1 << 64:
+        logger.info("the vocabulary is learned from a sample of %.1f M characters", characters / 1e6)
+    kept.sort(key=itemgetter(1))
+    return (text for _, _, text in kept)
 
 
 def _check_length(corpus: Corpus, sequence_length: int) -> None:
@@ -288,16 +299,13 @@ def held_out_texts(corpus: Corpus) -> Iterator[str]:
     return (piece.text for piece in _addressed(corpus) if piece.writer == val)
 
 
+def _sources(corpus: Corpus) -> list[Source]:
+    return [*(weighted.source for weighted in corpus.sources), *corpus.validation_sources]
+
+
 def _expected_bytes(corpus: Corpus) -> int | None:
-    sizes = [weighted.source.size_bytes() for weighted in corpus.sources]
-    sizes += [source.size_bytes() for source in corpus.validation_sources]
+    sizes = [source.size_bytes() for source in _sources(corpus)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
-def _expected_characters(corpus: Corpus) -> float:
-    """About how many characters there are; 0 if the sizes are not known."""
-    expected, sample = _expected_bytes(corpus), _first_text(corpus)
-    return expected * len(sample) / len(sample.encode()) if expected and sample else 0.0
 
 
 def _first_text(corpus: Corpus) -> str:
@@ -306,7 +314,7 @@ def _first_text(corpus: Corpus) -> str:
 
 
 def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
-    """Refuses at once what cannot fit, as far as the size of the sources is known."""
+    """Refuses at once what cannot fit where the size of the sources is known, and warns where it is estimated."""
     expected, sample = _expected_bytes(corpus), _first_text(corpus)
     if not expected or not sample:
         return
@@ -314,11 +322,13 @@ def _check_space(corpus: Corpus, tokenizer: Tokenizer, beside: Path) -> None:
     needed = int(expected * tokens_per_byte * token_dtype(tokenizer.vocab_size).itemsize)
     there = sum(file.stat().st_size for file in beside.rglob("*.bin"))  # from an interrupted preparation
     free = shutil.disk_usage(beside.parent).free
-    if needed - there > free:
-        raise ValueError(
-            f"the shards need about {needed / 1e6:,.0f} MB and the disk of {beside.parent} has {free / 1e6:,.0f} MB "
-            "left: free some, or set paths.data_dir to another disk"
-        )
+    if needed - there <= free:
+        return
+    need = f"the shards need about {needed / 1e6:,.0f} MB and the disk of {beside.parent} has {free / 1e6:,.0f} MB left"
+    remedy = "free some, or set paths.data_dir to another disk"
+    if all(source.size_is_exact for source in _sources(corpus)):
+        raise ValueError(f"{need}: {remedy}")
+    logger.warning("%s, if the files hold text and little else: else %s", need, remedy)
 
 
 def _check_filled(corpus: Corpus, writers: list[ShardWriter], sequence_length: int) -> None:

@@ -1,24 +1,22 @@
 """Task data as people write it: three forms of JSON records, normalised to messages.
 
-Reads .jsonl (one record per line) and .json (an array of records, or lines all the same), also .gz, and says
-file and line of whatever is wrong. Deliberately unknown here: token ids, templates, masks, and how answers
-are scored.
+Says file and line of whatever is wrong. Deliberately unknown here: how files are parsed (`json_values`), token
+ids, templates, masks, and how answers are scored.
 """
 
-import gzip
 import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any
+
+from llmtrain.data.files import find_files
+from llmtrain.data.json_values import SUFFIXES, Place, read_json
 
 Messages = list[dict[str, str]]
 
 ROLES = ("system", "user", "assistant")
-SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _FORMS = '{"prompt", "completion"}, {"instruction", "input", "output"} or {"messages": [{"role", "content"}, …]}'
 
 
@@ -150,36 +148,19 @@ def _checked_messages(messages: Any) -> Messages:
     return result
 
 
-def example_files(paths: str | Path | Sequence[str | Path]) -> list[Path]:
-    """The files under `paths`; folders are searched recursively for `SUFFIXES`.
-
-    Raises:
-        ValueError: A path is missing, or a folder holds no such file.
-    """
-    files: list[Path] = []
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
-        if path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES))
-            if not found:
-                raise ValueError(f"{path} holds no file ending in {', '.join(SUFFIXES)}")
-            files += found
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise ValueError(f"{path} does not exist: give a .jsonl file, or a folder of them")
-    if not files:
-        raise ValueError("no file of examples was given: set data.paths=[my.jsonl]")
-    return files
-
-
 def read_examples(
-    paths: str | Path | Sequence[str | Path], *, skip_malformed: bool = False, report: ExampleReport | None = None
+    paths: str | Path | Sequence[str | Path],
+    *,
+    skip_malformed: bool = False,
+    encoding: str = "utf-8",
+    report: ExampleReport | None = None,
 ) -> tuple[list[Conversation], ExampleReport]:
     """Read files of records.
 
     Args:
-        paths: Files or folders.
+        paths: .jsonl and .json files (also .gz), folders of them, or patterns with `*`.
         skip_malformed: Leave malformed records out (and report them) where the default is to refuse the file.
+        encoding: Of the files.
         report: Entries are added to this one, a new one otherwise.
 
     Returns:
@@ -192,12 +173,14 @@ def read_examples(
     """
     report = report or ExampleReport()
     conversations = []
-    for file in example_files(paths):
-        for where, record in _records(file):
+    files = find_files([paths] if isinstance(paths, str | Path) else paths, SUFFIXES)
+    for file in files:
+        for place, record in read_json(file, encoding):
             report.read += 1
+            where = _where(place)
             try:
                 if isinstance(record, ValueError):
-                    raise record
+                    raise ValueError(f"does not parse as JSON: {record}")
                 conversations.append(Conversation(normalise(record), where))
             except EmptyExampleError as error:
                 report.empty.append(f"{where} {error}")
@@ -210,45 +193,14 @@ def read_examples(
         )
     if not conversations:
         reasons = _listed(report.empty + report.malformed, 1) or "the files hold no records"
-        raise ValueError(f"no usable example in {', '.join(map(str, example_files(paths)))}: {reasons}")
+        raise ValueError(f"no usable example in {', '.join(map(str, files))}: {reasons}")
     return conversations, report
 
 
-def _records(file: Path) -> Iterator[tuple[str, Any]]:
-    """Place and JSON value of each record; the value is a ValueError where a line does not parse."""
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb") as stream:
-            first = stream.readline().removeprefix(b"\xef\xbb\xbf")
-            if first.lstrip().startswith(b"["):  # one array instead of a record per line
-                records = _parsed(first + stream.read())
-                yield from _array(file, records)
-                return
-            for number, line in enumerate(chain([first], stream), start=1):
-                if line.strip():
-                    yield f"{file}:{number}", _parsed(line)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(f"{file} is not a whole gzip file ({error}): fetch or pack it again") from error
-    except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror or error}): give a file that you may read") from error
-
-
-def _array(file: Path, records: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(records, ValueError):
-        yield f"{file}", records
-        return
-    for number, record in enumerate(records, start=1):
-        yield f"{file}[{number}]", record
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return ValueError(f"is not UTF-8 (byte {error.start} of the line): {error.reason}")
-    except json.JSONDecodeError as error:
-        return ValueError(f"does not parse as JSON: {error.msg} (column {error.colno})")
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets in brackets
-        return ValueError(f"does not parse as JSON: {error}")
+def _where(place: Place) -> str:
+    """As editors and compilers write it: `train.jsonl:12`; `train.json[3]` is the third element of an array."""
+    path, what, number = place
+    return f"{path}:{number}" if what == "line" else f"{path}[{number}]"
 
 
 def hold_out(

@@ -72,16 +72,16 @@ class ShardSet:
         file = folder / MANIFEST
         if not file.is_file():
             raise ValueError(f"no token shards at {folder} (it has no {MANIFEST}): run `llmtrain prepare` to make them")
-        if (folder / "train" / MANIFEST).is_file():
-            raise ValueError(f"{folder} holds a whole corpus: give its training or validation shards, {folder / 'val'}")
         try:
             manifest = json.loads(file.read_text(encoding="utf-8"))
+            if "folders" in manifest:
+                raise _whole_corpus(folder, manifest["folders"])
             version = manifest["version"]
             expected = {
                 shard["file"]: shard["tokens"] * np.dtype(manifest["dtype"]).itemsize for shard in manifest["shards"]
             }
             expected[DOCUMENTS] = manifest["num_documents"] * 8
-        except (ValueError, KeyError, TypeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is damaged: delete {folder} and prepare the corpus again") from error
         if version != VERSION:
             raise ValueError(f"{file} is of format {version}, this program reads {VERSION}: prepare the corpus again")
@@ -157,3 +157,7 @@ class ShardSet:
 
     def __repr__(self) -> str:
         return f"ShardSet({str(self.folder)!r}, num_tokens={self.num_tokens:,}, num_documents={self.num_documents:,})"
+
+
+def _whole_corpus(folder: Path, names: list[str]) -> ValueError:
+    return ValueError(f"{folder} holds a whole corpus: give one of the shard folders in it, {', '.join(names)}")

@@ -1,23 +1,19 @@
 """Where documents come from: files and folders, lists in memory, data sets of `datasets`.
 
 All give pieces and a fingerprint.
-Knows nothing of splits, tokens or shards, nor which corpora there are (`corpora`) or how a file is parsed (`readers`).
+Knows nothing of splits, tokens or shards, nor which corpora there are (`corpora`), which files a path stands for
+(`files`) or how one is parsed (`readers`).
 """
 
-import glob
 import hashlib
 import json
-import logging
-import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from llmtrain.data.readers import SUFFIXES, is_readable, read_file
+from llmtrain.data.files import expand, find_files, hash_files
+from llmtrain.data.readers import SUFFIXES, read_file
 from llmtrain.data.text import Piece, document_pieces
-
-logger = logging.getLogger(__name__)
 
 GZIP_RATIO = 4  # how much text unpacks to, for estimates
 
@@ -31,6 +27,10 @@ class Source(Protocol):
     def title(self) -> str:
         """What a message calls it: its name, and the files if there are some."""
 
+    @property
+    def downloads(self) -> bool:
+        """Whether every reading fetches it anew."""
+
     def fingerprint(self) -> str:
         """Names the content: another text, another fingerprint."""
 
@@ -39,6 +39,10 @@ class Source(Protocol):
 
     def size_bytes(self) -> int | None:
         """About how many bytes of text there are; None if that is not known before reading."""
+
+    @property
+    def size_is_exact(self) -> bool:
+        """Whether it is no estimate: packed files unpack to more, and records may hold much beside the text."""
 
 
 class ListSource:
@@ -49,6 +53,9 @@ class ListSource:
         content_key: names the content, such as the hash of the wheel it is cut from and the version of the cutting.
         make: returns the documents.
     """
+
+    downloads = False
+    size_is_exact = True
 
     def __init__(self, name: str, content_key: str, make: Callable[[], Sequence[str]]) -> None:
         self.name = name
@@ -89,6 +96,8 @@ class FileSource:
         ValueError: nothing there, an unknown extension, or no readable file.
     """
 
+    downloads = False
+
     def __init__(
         self,
         paths: Sequence[str | Path],
@@ -99,7 +108,7 @@ class FileSource:
         encoding: str = "utf-8",
     ) -> None:
         self.name = name
-        self.files = find_files(paths)
+        self.files = find_files(paths, SUFFIXES)
         self._data_dir = Path(data_dir)
         self._text_field = text_field
         self._encoding = encoding
@@ -113,6 +122,10 @@ class FileSource:
         hashes = hash_files(self.files, self._data_dir)
         recipe = [[file.name.lower(), digest] for file, digest in zip(self.files, hashes, strict=True)]
         return _digest(["files", self._text_field, self._encoding, recipe])
+
+    @property
+    def size_is_exact(self) -> bool:
+        return all(file.suffix.lower() in (".txt", ".md") for file in self.files)
 
     def pieces(self) -> Iterator[Piece]:
         for file in self.files:
@@ -135,6 +148,8 @@ class HuggingFaceSource:
         max_documents: takes only the first so many.
     """
 
+    size_is_exact = False
+
     def __init__(
         self,
         path: str,
@@ -156,10 +171,15 @@ class HuggingFaceSource:
         self._max_documents = max_documents
         self._arguments: dict[str, Any] = {"path": path, "name": subset, "split": split, "revision": revision}
         self._files: list[Path] = []
+        self._remote: list[str] = []
         if data_files:
-            local = [file for pattern in data_files for file in _expand(pattern)]
-            self._files = [file for file in local if file.is_file()]
-            self._arguments["data_files"] = [str(file) for file in self._files] or list(data_files)
+            data_files = [data_files] if isinstance(data_files, str) else data_files
+            local = {given: [file for file in expand(given) if file.is_file()] for given in data_files}
+            self._files = [file for files in local.values() for file in files]
+            self._remote = [given for given, files in local.items() if not files]
+            self._arguments["data_files"] = [
+                name for given, files in local.items() for name in (list(map(str, files)) or [given])
+            ]
         elif Path(path).is_dir():
             self._files = sorted(file for file in Path(path).rglob("*") if file.is_file())
 
@@ -167,9 +187,15 @@ class HuggingFaceSource:
     def title(self) -> str:
         return _title(self.name, self._files)
 
+    @property
+    def downloads(self) -> bool:
+        return self._streaming and (not self._files or bool(self._remote))
+
     def fingerprint(self) -> str:
         """From the arguments and, for local files, their content."""
-        arguments = {**self._arguments, "data_files": None} if self._files else self._arguments
+        arguments = self._arguments
+        if self._files:  # by their content, wherever they lie
+            arguments = {**arguments, "data_files": self._remote or None}
         recipe = [
             "huggingface",
             arguments,
@@ -180,7 +206,7 @@ class HuggingFaceSource:
         return _digest(recipe)
 
     def size_bytes(self) -> int | None:
-        if self._files and self._max_documents is None:
+        if self._files and not self._remote and self._max_documents is None:
             return sum(f.stat().st_size * (GZIP_RATIO if f.suffix == ".gz" else 1) for f in self._files)
         return None
 
@@ -223,90 +249,6 @@ def _title(name: str, files: Sequence[Path], shown: int = 3) -> str:
     """`'files' (a.txt, b.txt, c.txt and 2 more)`, or the name alone where there are no files."""
     more = f" and {len(files) - shown} more" if len(files) > shown else ""
     return f"{name!r} ({', '.join(map(str, files[:shown]))}{more})" if files else repr(name)
-
-
-def find_files(paths: Sequence[str | Path]) -> list[Path]:
-    """The readable files that paths stand for: in the order given, those of a folder or pattern by name.
-
-    Hidden files and folders are passed over, and so are files of other kinds in a folder, with a warning.
-
-    Raises:
-        ValueError: nothing at a path, a file with an unknown extension, or no readable file at all.
-    """
-    if not paths:
-        raise ValueError("no path was given: set data.paths, for example data.paths=[corpus/]")
-    found: dict[Path, None] = {}
-    for given in paths:
-        matches = _expand(given)
-        if not matches:
-            raise ValueError(f"there is nothing at {given}: correct data.paths")
-        for path in matches:
-            if path.is_dir():
-                found.update(dict.fromkeys(_readable_below(path)))
-            elif is_readable(path):
-                found[path] = None
-            else:
-                raise ValueError(
-                    f"{path} has an unknown extension: use {' '.join(SUFFIXES)}, each also with .gz; "
-                    "a text with another name can be renamed to .txt"
-                )
-    if not found:
-        raise ValueError(f"no {' '.join(SUFFIXES)} file (each also with .gz) in {', '.join(map(str, paths))}")
-    return list(found)
-
-
-def _expand(given: str | Path) -> list[Path]:
-    path = Path(given).expanduser()
-    if path.exists():
-        return [path]
-    if any(character in str(given) for character in "*?["):
-        return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207 (absolute patterns)
-    return []
-
-
-def _readable_below(folder: Path) -> list[Path]:
-    files = [
-        f for f in folder.rglob("*") if f.is_file() and not any(p.startswith(".") for p in f.relative_to(folder).parts)
-    ]
-    readable = sorted(file for file in files if is_readable(file))
-    others = len(files) - len(readable)
-    if others:
-        logger.warning("%s: %d files of other kinds than %s are passed over", folder, others, " ".join(SUFFIXES))
-    return readable
-
-
-def hash_files(files: Sequence[Path], data_dir: Path) -> list[str]:
-    """The sha256 of each file's content.
-
-    Reading everything again at each start would be slow, so the hashes are remembered with path, size, times of change
-    and inode, as git does. A file changed in the last two seconds is not remembered: it may change again within the
-    grain of the clock.
-    """
-    memory_file = data_dir / "file_hashes.json"
-    try:
-        memory = json.loads(memory_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        memory = {}
-    hashes, learned = [], False
-    for file in files:
-        state = file.stat()
-        stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-        key = str(file.resolve())
-        known = memory.get(key)
-        if known and known[0] == stamp:
-            hashes.append(known[1])
-            continue
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        hashes.append(digest)
-        if time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) > 2_000_000_000:
-            memory[key], learned = [stamp, digest], True
-    if learned:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        beside = memory_file.with_name(f".{memory_file.name}.{os.getpid()}.partial")
-        beside.write_text(json.dumps(memory, ensure_ascii=False), encoding="utf-8")
-        beside.replace(memory_file)
-    return hashes
 
 
 def _digest(recipe: Any) -> str:

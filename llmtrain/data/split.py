@@ -51,13 +51,16 @@ class Validation:
 Split = Callable[[Iterable[Piece]], Iterator[RoutedPiece]]
 
 
-def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, *, title: str) -> Split:
+def choose_split(
+    pieces: Callable[[], Iterable[Piece]], validation: Validation, *, title: str, downloads: bool = False
+) -> Split:
     """Looks at as much of a source as it must and returns the function that routes its pieces.
 
     Args:
         pieces: opens the source.
         validation: what to hold out.
         title: of the source, for messages.
+        downloads: opening it anew is dear: it is not read to the end merely to count its documents.
 
     Raises:
         ValueError: no text, or too little to hold anything out.
@@ -68,8 +71,15 @@ def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, 
             f"the corpus {title} is empty: it holds no document with anything but white space; give it some text"
         )
     if validation.last:
-        _check_enough(pieces(), validation.last, title)
-        return lambda stream: _route_last(stream, validation.last)
+        documents = _count_documents(pieces(), enough=validation.last + 1 if downloads else None)
+        if documents <= validation.last:
+            raise ValueError(
+                f"data.validation_last={validation.last} leaves nothing to train on: the corpus {title} has "
+                f"{documents} documents; hold out fewer, or set data.validation_fraction"
+            )
+        if downloads:
+            return lambda stream: _route_last_unseen(stream, validation.last)
+        return lambda stream: _route_from(stream, documents - validation.last)
     if not validation.fraction:
         return _route_all
     needed = math.ceil(EXPECTED_HELD_OUT / validation.fraction)
@@ -92,16 +102,14 @@ def choose_split(pieces: Callable[[], Iterable[Piece]], validation: Validation, 
     return lambda stream: _route_tail(stream, min(max(at, 1), characters - 1))
 
 
-def _check_enough(pieces: Iterable[Piece], last: int, title: str) -> None:
+def _count_documents(pieces: Iterable[Piece], enough: int | None) -> int:
+    """How many documents there are, or `enough` as soon as there are so many."""
     documents = 0
     for piece in pieces:
         documents += piece.ends_document
-        if documents > last:
-            return
-    raise ValueError(
-        f"data.validation_last={last} leaves nothing to train on: the corpus {title} has {documents} documents; "
-        "hold out fewer, or set data.validation_fraction"
-    )
+        if documents == enough:
+            break
+    return documents
 
 
 def _is_held_out(beginning: str, fraction: float) -> bool:
@@ -122,8 +130,20 @@ def _route_by_hash(pieces: Iterable[Piece], fraction: float) -> Iterator[RoutedP
         yield RoutedPiece(text, ends, held_out)
 
 
-def _route_last(pieces: Iterable[Piece], last: int) -> Iterator[RoutedPiece]:
-    """Passes documents on as soon as `last` whole ones have come after them."""
+def _route_from(pieces: Iterable[Piece], first: int) -> Iterator[RoutedPiece]:
+    """Holds out document number `first`, counted from 0, and all behind it."""
+    document = 0
+    for text, ends in pieces:
+        yield RoutedPiece(text, ends, document >= first)
+        document += ends
+
+
+def _route_last_unseen(pieces: Iterable[Piece], last: int) -> Iterator[RoutedPiece]:
+    """Holds out the last documents of a source whose end is not known: each passes when `last` have come after it.
+
+    Those wait in memory. Sources that are downloaded have rows for documents, which are whole in memory at some time
+    in any case; a file of any size as one document is found on a disk, where counting is cheap.
+    """
     waiting: deque[list[Piece]] = deque()
     document: list[Piece] = []
     for piece in pieces:

@@ -52,17 +52,24 @@ def join_pieces(blocks: Iterable[str]) -> Iterator[Piece]:
     The cuts depend on the text alone, not on the blocks.
     """
     held = ""
-    whole = True
+    blank: list[Piece] = []  # what a document begins with waits for something else than white space
+    seen = False
     for block in blocks:
         held = held + block if held else block
         start = 0
         while len(held) - start > PIECE_CHARACTERS:
             end = cut_position(held, start, start + PIECE_CHARACTERS)
-            yield Piece(held[start:end], False)
-            start, whole = end, False
+            piece = Piece(held[start:end], False)
+            seen = seen or not piece.text.isspace()
+            if seen:
+                yield from (*blank, piece)
+                blank = []
+            else:
+                blank.append(piece)
+            start = end
         held = held[start:]
-    if held and not (whole and held.isspace()):
-        yield Piece(held, True)
+    if held and (seen or not held.isspace()):
+        yield from (*blank, Piece(held, True))
 
 
 def cut_position(text: str, start: int, limit: int) -> int:

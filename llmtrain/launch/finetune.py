@@ -89,8 +89,10 @@ def _check_data(settings: DictConfig) -> None:
         raise ValueError(
             "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
         )
-    if settings.data.max_length < 1:
-        raise ValueError(f"data.max_length={settings.data.max_length} must be at least 1.")
+    from llmtrain.data.examples import MIN_LENGTH
+
+    if settings.data.max_length < MIN_LENGTH:
+        raise ValueError(f"data.max_length={settings.data.max_length} must be at least {MIN_LENGTH}.")
 
 
 def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedModel:

@@ -105,6 +105,24 @@ def test_weights_name_their_paths(tmp_path: Path) -> None:
         open_corpus("files", data_dir=tmp_path, paths=paths, weights=[0, 1])
 
 
+def test_no_file_is_trained_on_and_validated_on(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "b.txt")
+    for held_out in ("b.txt", "link.txt", "*.txt"):
+        with pytest.raises(
+            ValueError, match=r"txt would be trained on and validated on: take it out of data\.paths, or"
+        ):
+            open_corpus(
+                "files",
+                data_dir=tmp_path,
+                paths=[str(tmp_path)],
+                validation_paths=f"{tmp_path}/{held_out}",
+                weights=[2],
+            )
+    open_corpus("files", data_dir=tmp_path, paths=[f"{tmp_path}/a.txt"], validation_paths=[f"{tmp_path}/b.txt"])
+
+
 def test_what_is_no_corpus(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.kind=zh_number is no corpus to prepare: use sanguo, kjv"):
         open_corpus("zh_number", data_dir=tmp_path)

@@ -140,13 +140,25 @@ def test_an_example_that_just_fits_is_left_alone(tokenizer: Tokenizer) -> None:
 
 
 def test_a_cut_never_splits_a_character(tokenizer: Tokenizer) -> None:
-    for max_length in range(7, 15):
+    for max_length in range(8, 15):  # 5 ids of prompt, then room for one character of three bytes, and more
         example = encode_one(tokenizer, "问", "三国演", max_length=max_length)
         text = trained_text(tokenizer, example)
         assert text.endswith("<|end|>")
-        if max_length >= 8:  # room for one character of three bytes
-            assert "三国演".startswith(text.removesuffix("<|end|>"))
-            assert len(example.input_ids) > max_length - 3
+        assert "三国演".startswith(text.removesuffix("<|end|>"))
+        assert len(example.input_ids) > max_length - 3
+
+
+@pytest.mark.parametrize(("answer", "width"), [("好好好", 3), ("🌍🌍", 4), ("é" * 4, 2)])
+def test_less_than_a_character_is_no_answer(answer: str, width: int, tokenizer: Tokenizer) -> None:
+    for room in range(1, width):
+        with pytest.raises(ValueError, match=r"has 3 tokens, the limit of \d leaves no room"):
+            encode_one(tokenizer, "p", answer, max_length=3 + room)
+    assert trained_text(tokenizer, encode_one(tokenizer, "p", answer, max_length=3 + width)) == f"{answer[0]}<|end|>"
+
+
+def test_an_answer_may_hold_replacement_characters(tokenizer: Tokenizer) -> None:
+    example = encode_one(tokenizer, "p", "\ufffd" * 9, max_length=3 + 6)
+    assert trained_text(tokenizer, example) == "\ufffd\ufffd<|end|>"
 
 
 def test_late_turns_go_before_any_answer_is_cut(tokenizer: Tokenizer) -> None:
@@ -189,10 +201,12 @@ def test_whatever_is_kept_fits_and_trains_something(tokenizer: Tokenizer, turns:
         example = encode_one(tokenizer, *turns, max_length=max_length)
     except ValueError as error:
         assert "the prompt is too long" in str(error)  # noqa: PT017
-        assert len(tokenizer.encode(turns[0])) + 2 >= max_length
+        assert len(tokenizer.encode(turns[0])) + 2 + len(turns[1][0].encode()) > max_length
         return
     assert len(example.input_ids) == len(example.labels) <= max_length
-    assert example.trained_tokens >= 2
+    text = trained_text(tokenizer, example)
+    assert any(answer.startswith(text.split("<|end|>")[0]) for answer in turns[1::2])
+    assert "\ufffd" not in text
     assert example.labels[-1] == tokenizer.end_id
 
 
@@ -207,11 +221,15 @@ def test_files_folders_arrays_and_gzip_are_read(tmp_path: Path) -> None:
         stream.write(json.dumps(record))
     (tmp_path / "c.json").write_text("\ufeff" + json.dumps([record, record], indent=1), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("not read")
+    write_lines(tmp_path / "d.JSONL", record)
+    for hidden in (".ipynb_checkpoints/a.jsonl", "b/.b.jsonl"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        write_lines(tmp_path / hidden, {**record, "prompt": "an older version"})
     conversations, report = read_examples(tmp_path)
     assert [item.where.removeprefix(f"{tmp_path}/") for item in conversations] == [
-        *("a.jsonl:1", "a.jsonl:3", "b/b.jsonl.gz:1", "c.json[1]", "c.json[2]")
+        *("a.jsonl:1", "a.jsonl:3", "b/b.jsonl.gz:1", "c.json[1]", "c.json[2]", "d.JSONL:1")
     ]
-    assert report.read == 5
+    assert report.read == 6
     assert all(item.messages == normalise(record) for item in conversations)
 
 
@@ -219,7 +237,7 @@ def test_malformed_lines_are_named_and_refused_or_left_out(tmp_path: Path) -> No
     good = {"prompt": "p", "completion": "c"}
     path = write_lines(tmp_path / "a.jsonl", good, '{"prompt": "p",', good, {"prompt": "p"}, {**good, "prompt": ""})
     with pytest.raises(
-        ValueError, match=r"2 of 5 examples are malformed: .*a\.jsonl:2 does not parse as JSON: .*:4 exp"
+        ValueError, match=r"2 of 5 examples are malformed: .*a\.jsonl:2 does not parse as JSON: .*column 16; .*:4 exp"
     ):
         read_examples(path)
     conversations, report = read_examples(path, skip_malformed=True)
@@ -228,10 +246,34 @@ def test_malformed_lines_are_named_and_refused_or_left_out(tmp_path: Path) -> No
     assert report.empty == [f"{path}:5 the user text is empty"]
 
 
+def test_patterns_the_home_folder_and_encodings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"prompt": "问", "completion": "答"}
+    for name in ("1.jsonl", "2.jsonl", "other.jsonl"):
+        (tmp_path / name).write_text(json.dumps(record, ensure_ascii=False), encoding="gb18030")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    conversations, _ = read_examples("~/[12].jsonl", encoding="gb18030")
+    assert [item.where for item in conversations] == [f"{tmp_path}/{number}.jsonl:1" for number in (1, 2)]
+    assert conversations[0].messages == normalise(record)
+
+
+def test_a_fault_that_hides_the_rest_of_a_file_refuses_it(tmp_path: Path) -> None:
+    """To leave malformed records out is no leave to lose those behind them."""
+    path = tmp_path / "a.json"
+    for text, place in (
+        ('[{"prompt": "p", "completion": "c"}, {oops}, {"prompt": "LOST", "completion": "c"}]', ", element 2"),
+        ('[{"prompt": "p", "completion": "c"}]\n[{"prompt": "LOST", "completion": "c"}]', ", line 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=rf"a\.json{place}: not JSON"):
+            read_examples(path, skip_malformed=True)
+
+
 def test_bad_bytes_and_missing_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"prompt": "\xff"}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl:1 is not UTF-8 \(byte 12 of the line\)"):
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl is not UTF-8: byte 0xff at offset 12, line 1; say what it is \(data\.enc"
+    ):
         read_examples(path)
     (tmp_path / "b.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(ValueError, match=r"b\.jsonl\.gz is not a whole gzip file \(Not a gzipped file"):
@@ -240,15 +282,15 @@ def test_bad_bytes_and_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"c\.jsonl\.gz is not a whole gzip file .* pack it again"):
         read_examples(tmp_path / "c.jsonl.gz")
     path.write_text("[" * 100_000)
-    with pytest.raises(ValueError, match=r"a\.jsonl does not parse as JSON"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, element 1: not JSON"):
         read_examples(path)
     path.write_text('{"prompt": ' + "1" * 5000 + "}")
     with pytest.raises(ValueError, match=r"a\.jsonl:1 does not parse as JSON"):
         read_examples(path)
-    with pytest.raises(ValueError, match=r"missing\.jsonl does not exist"):
+    with pytest.raises(ValueError, match=r"there is nothing at .*missing\.jsonl: correct the path"):
         read_examples(tmp_path / "missing.jsonl")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"empty holds no file ending in \.jsonl"):
+    with pytest.raises(ValueError, match=r"no file of the kinds \.jsonl \.json \(each also with \.gz\) in .*empty"):
         read_examples(tmp_path / "empty")
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(ValueError, match=r"no usable example in .*empty\.jsonl: the files hold no records"):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrain.data import readers
+from llmtrain.data import files
 from llmtrain.data.readers import read_file
 
 DOCUMENTS = ["话说天下大势，\n分久必合。", 'quote " comma , \u2028 and 😀', "third"]
@@ -77,18 +77,19 @@ def test_blocks_do_not_matter(block: int, kind: str, tmp_path: Path, monkeypatch
     data = "好\r\n\r\n😀x\n".encode() if kind == "txt" else content(kind, tmp_path)
     file = write(tmp_path / f"a.{kind}", data)
     whole = texts(file)
-    monkeypatch.setattr(readers, "BLOCK_BYTES", block)
+    monkeypatch.setattr(files, "BLOCK_BYTES", block)
     assert texts(file) == whole
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl", "json", "csv"])
 def test_what_is_not_utf8_is_named_with_its_offset(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = b'{"text": "' if kind.startswith("json") else b"text\n"
+    data = b'{"text": "' if kind.startswith("json") else b"text\r\n"
+    line = 1 if kind.startswith("json") else 2
     file = write(tmp_path / f"a.{kind}", data + b"x" * 100 + "好".encode() + "好".encode("gb18030") + b'"}')
     for block in (1, 10, 1 << 20):
-        monkeypatch.setattr(readers, "BLOCK_BYTES", block)
+        monkeypatch.setattr(files, "BLOCK_BYTES", block)
         with pytest.raises(
-            ValueError, match=rf"a\.{kind} is not UTF-8: byte 0xba at offset {len(data) + 103}; say what"
+            ValueError, match=rf"a\.{kind} is not UTF-8: byte 0xba at offset {len(data) + 103}, line {line}; say what"
         ):
             texts(file)
 
@@ -104,6 +105,8 @@ def test_another_encoding(tmp_path: Path) -> None:
     assert texts(file, encoding="gb18030") == ["分久必合\n"]
     with pytest.raises(ValueError, match=r"data\.encoding=klingon is unknown"):
         texts(file, encoding="klingon")
+    with pytest.raises(ValueError, match=r"data\.encoding=hex is unknown"):  # a codec, but not of text
+        texts(file, encoding="hex")
 
 
 def test_json_lines_may_be_strings_and_blank(tmp_path: Path) -> None:
@@ -150,7 +153,7 @@ def test_json_streams(
     file = write(tmp_path_factory.mktemp("json") / "a.json", whole)
     expected = [value.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff") for value in values]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "BLOCK_BYTES", block)
+        patch.setattr(files, "BLOCK_BYTES", block)
         assert texts(file) == [text for text in expected if text.strip()]
 
 
@@ -158,15 +161,29 @@ def test_json_streams(
     ("data", "sentence"),
     [
         ('[{"text": "a"}, {"text": ', r"a\.json, element 2: not JSON \("),
-        ('["a"', r"a\.json: not JSON \(the array is not closed\)"),
+        ('["a"', r"a\.json, element 1: not JSON \(the array is not closed, line 1\)"),
         ('["a", {"n": 1}]', r"a\.json, element 2: no field 'text'"),
         ('["a", [2]]', r"a\.json, element 2: found a list, expected"),
-        ("nonsense", r"a\.json, element 1: not JSON"),
+        ('["a" "b"]', r"a\.json, element 1: not JSON \(found '\"' behind it, not a comma or \], line 1\)"),
+        ('["a",]', r"a\.json, element 2: not JSON"),
+        ('["a"]\n["LOST"]', r"a\.json, line 2: not JSON \(found '\[' behind the end of the array\): mend the file"),
+        ("[]\n\nx", r"a\.json, line 3: not JSON \(found 'x' behind the end of the array\)"),
+        ('{"text": "a"}\n\n{"text": \n oops}', r"a\.json, line 3: not JSON \(Expecting value, line 4\): mend the file"),
+        ("nonsense", r"a\.json, line 1: not JSON"),
     ],
 )
-def test_bad_json_is_named(data: str, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        texts(write(tmp_path / "a.json", data))
+def test_bad_json_is_named(data: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path / "a.json", data)
+    for block in (1 << 20, 1, 5):
+        monkeypatch.setattr(files, "BLOCK_BYTES", block)
+        with pytest.raises(ValueError, match=sentence):
+            texts(file)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_white_space_around_an_array_is_nothing(name: str, tmp_path: Path) -> None:
+    assert texts(write(tmp_path / name, '\ufeff \r\n[ "a" ,\n"b"\n] \n\n')) == ["a", "b"]
+    assert texts(write(tmp_path / name, " [ ] ")) == []
 
 
 def test_csv_fields_may_be_long_and_hold_lines(tmp_path: Path) -> None:
@@ -175,6 +192,28 @@ def test_csv_fields_may_be_long_and_hold_lines(tmp_path: Path) -> None:
     with file.open("w", newline="", encoding="utf-8") as opened:
         csv.writer(opened).writerows([["text", "n"], [long, "1"], ["", "2"], ["short", "3"]])
     assert texts(file) == [long, "short"]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            'id,text\n1,one\n\n2,"two\n3,LOST\n',
+            r"a\.csv, line 4: the row that begins there is not CSV \(unexpected end",
+        ),
+        ('id,text\n1,"one"more\n', r"a\.csv, line 2: the row that begins there is not CSV \(',' expected after"),
+        (
+            "id,text\n1,one, LOST\n",
+            r"a\.csv, line 2: 3 fields under a header of 2: put fields with commas .* in quotes",
+        ),
+        ('id,text\n1,"one\nmore"\n2\n', r"a\.csv, line 4: 1 fields under a header of 2"),
+        ("text,id,text\n1,2,3\n", r"a\.csv has 2 columns 'text': rename all but one"),
+        ("\n", r"a\.csv: no column 'text' \(there is: none\)"),
+    ],
+)
+def test_bad_csv_is_named_with_the_line_where_its_row_begins(data: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        texts(write(tmp_path / "a.csv", data))
 
 
 def test_parquet_holds_text_and_nothing_else(tmp_path: Path) -> None:
@@ -201,3 +240,5 @@ def test_an_unknown_extension_and_a_missing_file(tmp_path: Path) -> None:
         texts(write(tmp_path / "a.docx", "x"))
     with pytest.raises(ValueError, match=r"gone\.txt cannot be read: No such file"):
         texts(tmp_path / "gone.txt")
+    with pytest.raises(ValueError, match=r"gone\.parquet cannot be read: No such file"):
+        texts(tmp_path / "gone.parquet")

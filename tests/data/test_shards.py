@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmtrain.data.corpora import open_corpus
+from llmtrain.data.prepare import prepare
 from llmtrain.data.shards import ShardSet, token_dtype
 from llmtrain.data.writer import ShardWriter
+from llmtrain.tokenizer import byte_tokenizer
 
 EXTRA = {"tokenizer_hash": "a" * 64, "fingerprint": "f" * 64, "name": "test", "split": "train", "sources": []}
 
@@ -155,9 +158,15 @@ def test_an_interrupted_folder_is_cut_back_and_continued(saved_after: int, tmp_p
     )
 
 
-def test_a_corpus_folder_is_not_mistaken_for_damaged_shards(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    for folder in (tmp_path, tmp_path / "train"):
-        (folder / "manifest.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds a whole corpus: give its training or validation shards"):
-        ShardSet.open(tmp_path)
+@pytest.mark.parametrize("weights", [None, [3, 1]])
+def test_a_corpus_folder_is_not_mistaken_for_damaged_shards(weights: list[int] | None, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    for path in paths:
+        path.write_text("line\n" * 50)
+    corpus = open_corpus("files", data_dir=tmp_path, paths=[str(path) for path in paths], weights=weights)
+    folder = prepare(corpus, byte_tokenizer(), data_dir=tmp_path).folder
+    names = "train-00, train-01, val" if weights else "train, val"
+    with pytest.raises(ValueError, match=rf"holds a whole corpus: give one of the shard folders in it, {names}$"):
+        ShardSet.open(folder)
+    for name in names.split(", "):
+        ShardSet.open(folder / name)

@@ -12,8 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from llmtrain.data import sources
-from llmtrain.data.sources import FileSource, HuggingFaceSource, find_files, hash_files
+from llmtrain.data import files as files_module
+from llmtrain.data.files import find_files, hash_files
+from llmtrain.data.readers import SUFFIXES
+from llmtrain.data.sources import FileSource, HuggingFaceSource
 
 
 def old(path: Path, text: str) -> Path:
@@ -28,7 +30,7 @@ def test_folders_are_recursive_and_in_order(tmp_path: Path, caplog: pytest.LogCa
     for name in ("b.txt", "a/z.md", "a/c.jsonl.gz", "picture.png", ".hidden/x.txt", "a/.cache.txt"):
         old(tmp_path / name, "x")
     with caplog.at_level(logging.WARNING):
-        found = find_files([tmp_path])
+        found = find_files([tmp_path], SUFFIXES)
     assert [str(file.relative_to(tmp_path)) for file in found] == ["a/c.jsonl.gz", "a/z.md", "b.txt"]
     assert "1 files of other kinds" in caplog.text
 
@@ -36,22 +38,22 @@ def test_folders_are_recursive_and_in_order(tmp_path: Path, caplog: pytest.LogCa
 def test_files_patterns_and_repeats(tmp_path: Path) -> None:
     for name in ("2.txt", "1.txt", "语料, x=1.txt"):
         old(tmp_path / name, "x")
-    assert [f.name for f in find_files([tmp_path / "2.txt", tmp_path / "1.txt"])] == ["2.txt", "1.txt"]
-    assert [f.name for f in find_files([f"{tmp_path}/[12].txt"])] == ["1.txt", "2.txt"]
-    assert [f.name for f in find_files([tmp_path / "2.txt", tmp_path])] == ["2.txt", "1.txt", "语料, x=1.txt"]
-    assert [f.name for f in find_files([tmp_path / "语料, x=1.txt"])] == ["语料, x=1.txt"]
+    assert [f.name for f in find_files([tmp_path / "2.txt", tmp_path / "1.txt"], SUFFIXES)] == ["2.txt", "1.txt"]
+    assert [f.name for f in find_files([f"{tmp_path}/[12].txt"], SUFFIXES)] == ["1.txt", "2.txt"]
+    assert [f.name for f in find_files([tmp_path / "2.txt", tmp_path], SUFFIXES)] == ["2.txt", "1.txt", "语料, x=1.txt"]
+    assert [f.name for f in find_files([tmp_path / "语料, x=1.txt"], SUFFIXES)] == ["语料, x=1.txt"]
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is nothing at .*gone\.txt: correct data\.paths"):
-        find_files([tmp_path / "gone.txt"])
+    with pytest.raises(ValueError, match=r"there is nothing at .*gone\.txt: correct the path"):
+        find_files([tmp_path / "gone.txt"], SUFFIXES)
     with pytest.raises(ValueError, match=r"there is nothing at .*\*\.txt"):
-        find_files([f"{tmp_path}/*.txt"])
-    with pytest.raises(ValueError, match=r"no \.txt .* file .* in "):
-        find_files([tmp_path])
+        find_files([f"{tmp_path}/*.txt"], SUFFIXES)
+    with pytest.raises(ValueError, match=r"no file of the kinds \.txt .* in "):
+        find_files([tmp_path], SUFFIXES)
     old(tmp_path / "a.docx", "x")
     with pytest.raises(ValueError, match=r"a\.docx has an unknown extension: use \.txt"):
-        find_files([tmp_path / "a.docx"])
+        find_files([tmp_path / "a.docx"], SUFFIXES)
 
 
 def test_the_fingerprint_is_of_the_content(tmp_path: Path) -> None:
@@ -76,9 +78,9 @@ def test_hashes_are_remembered_but_not_of_fresh_files(tmp_path: Path, monkeypatc
     hash_files(files, tmp_path / "data")
     assert not (tmp_path / "data").exists()
     ahead = time.time_ns() + 10**10
-    monkeypatch.setattr(sources.time, "time_ns", lambda: ahead)
+    monkeypatch.setattr(files_module.time, "time_ns", lambda: ahead)
     expected = hash_files(files, tmp_path / "data")
-    monkeypatch.setattr(sources.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(files_module.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
     assert hash_files(files, tmp_path / "data") == expected
     (tmp_path / "data" / "file_hashes.json").write_text("{damaged")
     monkeypatch.undo()
@@ -135,6 +137,21 @@ def test_a_data_set_that_is_not_there(local_sets: Path, monkeypatch: pytest.Monk
     source = HuggingFaceSource("json", data_files=[str(local_sets / "gone.jsonl")], data_dir=local_sets / "data")
     with pytest.raises(ValueError, match=r"data set 'json' cannot be loaded: .*gone\.jsonl"):
         list(source.pieces())
+
+
+@pytest.mark.medium
+def test_no_file_is_left_out_because_others_are_there(local_sets: Path) -> None:
+    """A name that is no local file may be remote: `datasets` is asked, and says what it does not find."""
+    data_files = [str(local_sets / "a.jsonl"), str(local_sets / "gone.jsonl")]
+    source = HuggingFaceSource("json", data_files=data_files, data_dir=local_sets / "data")
+    with pytest.raises(ValueError, match=r"data set 'json' cannot be loaded: .*gone\.jsonl"):
+        list(source.pieces())
+    one = HuggingFaceSource("json", data_files=data_files[0], data_dir=local_sets / "data")
+    assert len(list(one.pieces())) == 4
+    assert source.fingerprint() != one.fingerprint()
+    assert source.size_bytes() is None
+    assert source.downloads
+    assert not one.downloads
 
 
 def test_a_changed_local_data_set_is_noticed(local_sets: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -36,6 +36,40 @@ def test_the_last_documents() -> None:
     assert split(pieces, last=2) == (["ab"], ["c", "de"])
     with pytest.raises(ValueError, match=r"data\.validation_last=3 leaves nothing to train on: .* has 3 documents"):
         split(pieces, last=3)
+
+
+@pytest.mark.parametrize("downloads", [False, True])
+def test_a_source_that_is_downloaded_is_not_read_once_more_to_be_counted(downloads: bool) -> None:
+    pieces = [Piece("a", False), Piece("b", True), *documents(20)]
+    read = 0
+
+    def opened() -> Iterator[Piece]:
+        nonlocal read
+        for piece in pieces:
+            read += 1
+            yield piece
+
+    route = choose_split(opened, Validation(last=2), title="'test'", downloads=downloads)
+    assert read == (1 + 4 if downloads else 1 + len(pieces))
+    sides = [(text, held_out) for text, _, held_out in route(iter(pieces))]
+    assert sides == [(piece.text, number >= len(pieces) - 2) for number, piece in enumerate(pieces)]
+
+
+@pytest.mark.parametrize("validation", [{"last": 1}, {"fraction": 0.1}, {}])
+def test_a_long_document_passes_through(validation: dict[str, float]) -> None:
+    """Nothing waits for the end of a document that is larger than memory."""
+    pieces = [*(Piece("text", False) for _ in range(100)), Piece("end", True), *documents(1)]
+    route = choose_split(lambda: iter(pieces), Validation(**validation), title="'test'")  # type: ignore[arg-type]
+    taken = 0
+
+    def opened() -> Iterator[Piece]:
+        nonlocal taken
+        for piece in pieces:
+            taken += 1
+            yield piece
+
+    for number, _ in enumerate(route(opened()), start=1):
+        assert taken <= number
 
 
 def test_a_hash_holds_out_about_its_fraction() -> None:

@@ -237,6 +237,7 @@ def test_a_base_without_role_markers_gets_them_in_a_copy(tmp_path):
         (["trainer.micro_batch_size=3"], "trainer.micro_batch_size=3 does not divide the 8 rows"),
         (["adapter.train_tokens=some"], "adapter.train_tokens='some' must be auto or none"),
         (["adapter.r=0"], "adapter.r=0 must be at least 1"),
+        (["data.max_length=3"], "data.max_length=3 must be at least 4"),
         (["trainer.max_epochs=null", "trainer.max_steps=null"], "nothing says when to stop"),
     ],
 )

@@ -14,16 +14,18 @@ def jsonl(
     test_examples: int | None = None,
     metric: str = "exact_match",
     skip_malformed: bool = False,
+    encoding: str = "utf-8",
     seed: int = 0,
 ) -> Task:
     """Examples from files.
 
     Args:
-        paths: Files or folders to train on.
-        test_paths: Files or folders to test on; without them `test_examples` of `paths` are held out.
+        paths: Files, folders or patterns with `*` to train on.
+        test_paths: The same, to test on; without them `test_examples` of `paths` are held out.
         test_examples: How many to hold out; None takes a tenth, at most 500. Not together with `test_paths`.
         metric: A key of `METRICS`.
         skip_malformed: Leave malformed records out instead of refusing the file.
+        encoding: Of the files.
         seed: Decides which examples are held out.
 
     Raises:
@@ -36,10 +38,10 @@ def jsonl(
         raise ValueError(
             "test_examples holds out a part of data.paths, but data.test_paths gives the test files: leave one out"
         )
-    conversations, report = read_examples(paths, skip_malformed=skip_malformed)
+    conversations, report = read_examples(paths, skip_malformed=skip_malformed, encoding=encoding)
     if test_paths:
         train = conversations
-        test, report = read_examples(test_paths, skip_malformed=skip_malformed, report=report)
+        test, report = read_examples(test_paths, skip_malformed=skip_malformed, encoding=encoding, report=report)
     else:
         count = min(500, max(1, len(conversations) // 10)) if test_examples is None else test_examples
         train, test = hold_out(conversations, count, seed=seed)
