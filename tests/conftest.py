@@ -63,6 +63,24 @@ def tiny_model(tiny_config: Callable[..., ModelConfig]) -> Transformer:
 
 
 @pytest.fixture(scope="session")
+def llama_tok() -> Tokenizer:
+    """Bytes and the role markers in the manner of Llama: `<s>` stands in front of every text."""
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers, processors
+
+    from llmtrain.tokenizer import Tokenizer
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<s>": 0, "</s>": 1} | {character: 2 + number for number, character in enumerate(alphabet)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in ("<s>", "</s>")])
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return Tokenizer(inner.to_str(), bos_token="<s>").with_special_tokens()
+
+
+@pytest.fixture(scope="session")
 def byte_tok() -> Tokenizer:
     """The byte tokenizer: 256 bytes and the special tokens."""
     from llmtrain.tokenizer import byte_tokenizer

@@ -62,6 +62,13 @@ def lora_a(model) -> list[torch.Tensor]:
     return [parameter.detach().clone() for name, parameter in model.named_parameters() if ".lora_A." in name]
 
 
+def merged_state_dict(adapted) -> dict[str, torch.Tensor]:
+    """The plain model's tensors with the attached adapter merged in."""
+    tied = adapted.get_base_model().config.tie_word_embeddings
+    base, tensors = adapters.split_state_dict(adapted.state_dict(), tied=tied)
+    return adapters.merge_state_dict(base, adapters.deltas_from(tensors, adapters.adapter_config(adapted)))
+
+
 def test_the_same_seed_gives_the_same_adapter_and_losses():
     """Whatever the global random state was."""
     runs = []
@@ -95,7 +102,7 @@ def test_only_the_adapter_is_trained(tied):
     assert after.keys() == base.keys()
     assert all(torch.equal(after[key], base[key]) for key in base)
 
-    merged = adapters.merged_state_dict(adapted)
+    merged = merged_state_dict(adapted)
     table, old = merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"]
     changed = (table != old).any(dim=1).nonzero().flatten().tolist()
     assert changed == TOKENS  # their rows and no other; with a tied head they score too
@@ -125,20 +132,22 @@ def test_merged_and_adapted_models_agree(settings):
             if ".lora_B." in name or "magnitude" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     merged = tiny(seed=1)
-    merged.load_state_dict(adapters.merged_state_dict(adapted), strict=False)
+    merged.load_state_dict(merged_state_dict(adapted), strict=False)
     assert (logits(merged) - logits(tiny())).abs().max().item() > 0.1
     assert (logits(merged) - logits(model)).abs().max().item() < 1e-4
 
 
-def folders(tmp_path, **attach):
+def folders(tmp_path, stored="float32", **attach):
     """A base folder and a trained adapter's folder beside it."""
     model = tiny()
+    model.to(getattr(torch, stored)).float()
     save_model_folder(
         tmp_path / "base",
         config=model.config,
         state_dict=model.state_dict(),
         tokenizer=byte_tokenizer(),
         info={"never_seen": [200]},
+        dtype=stored,
     )
     adapted = adapters.attach(model, r=4, train_tokens=TOKENS, base_folder=tmp_path / "base", **attach)
     train(model)
@@ -152,11 +161,25 @@ def test_an_adapter_folder_is_a_model(tmp_path):
     loaded = load_model_folder(tmp_path / "adapter")
     assert (logits(loaded.model) - logits(model)).abs().max().item() < 1e-4
     assert (loaded.folder, loaded.adapter_folder) == (tmp_path / "base", tmp_path / "adapter")
-    assert loaded.info["never_seen"] == [200]
-    assert loaded.info["adapter"]["step"] == 5
+    assert loaded.info["step"] == 5
+    assert loaded.info["base"]["never_seen"] == [200]
     deltas = adapters.load_adapter_deltas(tmp_path / "adapter")
     assert deltas.token_ids == {"model.embed_tokens.weight": TOKENS}
     assert deltas.low_rank["model.layers.1.mlp.up_proj"].b.shape == (64, 4)
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, None])
+def test_an_adapter_is_rounded_as_often_as_its_merged_folder(stored, asked, tmp_path):
+    """Once: the base is merged into as it is stored, and converted after."""
+    folders(tmp_path, stored=stored)
+    wide = load_model_folder(tmp_path / "adapter", dtype=torch.float32).model
+    model = load_model_folder(tmp_path / "adapter", dtype=asked).model
+    dtype = asked or getattr(torch, stored)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    for (name, one), other in zip(wide.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(one.to(dtype), other), name
+    assert not all(torch.equal(one, one.bfloat16().float()) for one in wide.state_dict().values())
 
 
 def test_a_wrong_base_and_a_second_merge_are_refused(tmp_path):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from llmtrain import checkpoint
 from llmtrain.checkpoint import (
@@ -116,6 +117,40 @@ def test_wrapped_models_give_one_key_set(inside, tmp_path):
     assert torch.equal(logits(load_model_folder(tmp_path / "model").model), logits(model))
 
 
+def test_what_does_not_count_is_neither_read_nor_hashed(tmp_path):
+    """Old Llama folders store `inv_freq`, and some store a tied head: one and the same model all the same."""
+    folder = tmp_path / "model"
+    model = save(folder)
+    before = checkpoint.folder_state_hash(folder)
+    extra = {
+        "lm_head.weight": model.lm_head.weight.detach().clone(),
+        "model.layers.1.self_attn.rotary_emb.inv_freq": torch.arange(4.0),
+    }
+    save_file({**load_file(folder / "model.safetensors"), **extra}, folder / "model.safetensors")
+    assert checkpoint.folder_state_hash(folder) == before
+    assert dict(weights.read_weights(folder)).keys() == weights.expected_shapes(model.config).keys()
+    assert torch.equal(logits(load_model_folder(folder).model), logits(model))
+    verify(folder)
+    save(tmp_path / "again", model, state_dict={**model.state_dict(), **extra})
+    assert checkpoint.folder_state_hash(tmp_path / "again") == before
+
+
+def test_writing_copies_only_what_shares_memory(tmp_path, monkeypatch):
+    """A model that fills the memory is written without a second copy of it."""
+    table = torch.arange(12.0).reshape(3, 4)
+    state = {"table": table, "same": table, "row": table[1], "turned": torch.arange(6.0).reshape(2, 3).t()}
+    written = {}
+    monkeypatch.setattr(
+        weights, "save_file", lambda tensors, *_, **__: written.update(tensors) or save_file(tensors, *_)
+    )
+    weights.write_weights(tmp_path, state, dtype=torch.float32)
+    assert written["table"].data_ptr() == table.data_ptr()
+    monkeypatch.undo()
+    read = load_file(tmp_path / "model.safetensors")
+    assert read.keys() == state.keys()
+    assert all(torch.equal(read[key], state[key]) for key in state)
+
+
 def test_large_weights_are_sharded(tmp_path, monkeypatch):
     model = tiny()
     monkeypatch.setattr(weights, "write_weights", _small_shards(weights.write_weights))
@@ -159,11 +194,22 @@ def test_config_has_the_keys_of_transformers_4_and_the_sinusoidal_note(tmp_path)
     tokenizer = byte_tokenizer()
     assert generation["eos_token_id"] == [tokenizer.eos_id, tokenizer.end_id]
 
+    assert (config["bos_token_id"], generation["bos_token_id"]) == (tokenizer.bos_id, tokenizer.bos_id)
+
     model = save(tmp_path / "sinusoidal", tiny(position="sinusoidal"))
     assert json.loads((tmp_path / "sinusoidal/config.json").read_text())["model_type"] == "llmtrain"
     loaded = load_model_folder(tmp_path / "sinusoidal")
     assert loaded.info["loadable_by"].startswith("llmtrain only")
     assert torch.equal(logits(loaded.model), logits(model))
+
+
+def test_the_begin_of_text_of_another_family_is_kept(llama_tok, tmp_path):
+    save(tmp_path / "model", tokenizer=llama_tok)
+    for name in ("config.json", "generation_config.json"):
+        values = json.loads((tmp_path / "model" / name).read_text())
+        assert (values["bos_token_id"], llama_tok.eos_id) == (llama_tok.special_ids["<s>"], 1)
+    assert json.loads((tmp_path / "model/tokenizer_config.json").read_text())["bos_token"] == "<s>"
+    assert load_model_folder(tmp_path / "model").tokenizer.begin([9]) == [0, 9]
 
 
 def test_a_second_save_replaces_everything(tmp_path):
@@ -206,6 +252,64 @@ def test_a_full_disk_is_noticed_before_and_during(tmp_path, monkeypatch):
 
 def _run_full(folder: Path, *arguments, **options) -> None:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_folder_that_is_exchanged_while_it_is_read_is_read_again(at_once, tmp_path, monkeypatch):
+    """Never the config of one model and the weights of another, and no complaint about files that went with the old."""
+    old = save(tmp_path / "model", tiny(initializer_range=0.3))
+    new = tiny(seed=1, initializer_range=0.3)
+    if not at_once:
+        monkeypatch.setattr(atomic, "_exchange", lambda one, other: False)
+    reads = {"read_info": checkpoint.load.read_info, "read_weights": weights.read_weights}
+    for owner, name in ((checkpoint.load, "read_info"), (weights, "read_weights")):
+        left = [new, old]
+
+        def exchange_first(folder, name=name, left=left):
+            if left:  # twice in a row, and then it stays
+                save(tmp_path / "model", left.pop(), info={"step": len(left)})
+            return reads[name](folder)
+
+        monkeypatch.setattr(owner, name, exchange_first)
+        loaded = load_model_folder(tmp_path / "model")
+        assert not left
+        assert loaded.info["step"] == 0
+        assert torch.equal(logits(loaded.model), logits(new))
+        monkeypatch.setattr(owner, name, reads[name])
+
+
+def test_a_folder_that_never_stays_is_given_up(tmp_path, monkeypatch):
+    save(tmp_path / "model")
+    read = weights.read_weights
+
+    def exchange(folder):
+        save(tmp_path / "model", tiny(seed=1))
+        return read(folder)
+
+    monkeypatch.setattr(weights, "folder_state_hash", lambda folder: "0" * 64)
+    monkeypatch.setattr(atomic.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(weights, "read_weights", exchange)
+    with pytest.raises(ModelFolderError, match="was exchanged for another 5 times while it was read"):
+        load_model_folder(tmp_path / "model")
+
+
+def test_the_hash_is_of_one_folder_too(tmp_path, monkeypatch):
+    folder = tmp_path / "model"
+    save(folder)
+    new = save(tmp_path / "new", tiny(seed=1))
+    expected = checkpoint.folder_state_hash(tmp_path / "new")
+    opened, left = weights._opened, [1]
+
+    def exchange_first(file):
+        handle = opened(file)
+        if left and file.parent == folder:
+            left.pop()
+            save(folder, new)
+        return handle
+
+    monkeypatch.setattr(weights, "_opened", exchange_first)
+    assert checkpoint.folder_state_hash(folder) == expected
+    assert not left
 
 
 def test_foreign_folders_are_never_replaced(tmp_path):
@@ -383,7 +487,8 @@ def test_incomplete_and_mixed_folders_are_refused(tmp_path):
     broken((folder / "config.json").unlink, "half-written: it has weights and no config.json")
     broken(lambda: os.truncate(folder / "config.json", 30), "config.json is half-written or damaged")
     broken(lambda: os.truncate(folder / "llmtrain.json", 30), "llmtrain.json is half-written or damaged")
-    for name in ("config.json", "llmtrain.json", "tokenizer_config.json", "model.safetensors.index.json"):
+    read = ("config.json", "generation_config.json", "llmtrain.json", "tokenizer_config.json")
+    for name in (*read, "model.safetensors.index.json"):
         for content in (b"[]", b"\xff", b"{", b"7"):
 
             def spoil(file=folder / name, content=content) -> None:

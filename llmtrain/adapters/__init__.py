@@ -10,7 +10,6 @@ from llmtrain.adapters.attach import (
     adapter_config,
     attach,
     check_adapter,
-    merged_state_dict,
     save_adapter,
 )
 from llmtrain.adapters.deltas import (
@@ -39,7 +38,6 @@ __all__ = [
     "has_adapter",
     "load_adapter_deltas",
     "merge_state_dict",
-    "merged_state_dict",
     "save_adapter",
     "split_state_dict",
 ]

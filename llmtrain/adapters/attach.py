@@ -20,9 +20,7 @@ from llmtrain.adapters.deltas import (
     ADAPTER_FILE,
     ADAPTER_INFO_FILE,
     PEFT_NAME,
-    deltas_from,
     has_adapter,
-    merge_state_dict,
     split_state_dict,
 )
 from llmtrain.model import Transformer
@@ -168,7 +166,9 @@ def save_adapter(
     from safetensors.torch import save_file
 
     assert "base_state_hash" in info, "an adapter must know which weights it belongs to"
-    _, tensors = _split(adapted, state_dict)
+    model: Any = adapted.get_base_model()
+    tied = model.config.tie_word_embeddings
+    _, tensors = split_state_dict(adapted.state_dict() if state_dict is None else state_dict, tied=tied)
     stored = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
     save_file(stored, folder / ADAPTER_FILE, metadata={"format": "pt"})
     (folder / ADAPTER_FILE).chmod(0o644)
@@ -187,20 +187,3 @@ def adapter_config(adapted: Adapted) -> dict[str, Any]:
 
 def _write_json(file: Path, values: dict[str, Any]) -> None:
     file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def merged_state_dict(adapted: Adapted, state_dict: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return the plain model's tensors with the attached adapter merged in; the attached model is not modified.
-
-    Args:
-        adapted: What `attach` returned.
-        state_dict: The injected model's tensors, if they were gathered elsewhere; default the model's own.
-    """
-    base, tensors = _split(adapted, state_dict)
-    return merge_state_dict(base, deltas_from(tensors, adapter_config(adapted)))
-
-
-def _split(adapted: Adapted, state_dict: Mapping[str, Tensor] | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    model: Any = adapted.get_base_model()
-    tied = model.config.tie_word_embeddings
-    return split_state_dict(adapted.state_dict() if state_dict is None else state_dict, tied=tied)

@@ -41,12 +41,12 @@ class LowRank:
     scale: float
     magnitude: Tensor | None = None  # (O,), DoRA only
 
-    def merged_into(self, weight: Tensor) -> Tensor:
-        """(O, I) base weight → (O, I) merged weight in the same dtype, computed in fp32."""
+    def merged_into(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """(O, I) base weight → (O, I) merged weight, computed in fp32 and rounded once."""
         merged = weight.float() + self.scale * (self.b.float() @ self.a.float())
         if self.magnitude is not None:
             merged *= (self.magnitude.float() / torch.linalg.norm(merged, dim=1))[:, None]
-        return merged.to(weight.dtype)
+        return merged.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -191,12 +191,16 @@ def _ids_of(parameter: str, config: Mapping[str, Any], count: int) -> list[int]:
     return list(indices)
 
 
-def merge_state_dict(base: Mapping[str, Tensor], deltas: AdapterDeltas) -> dict[str, Tensor]:
+def merge_state_dict(
+    base: Mapping[str, Tensor], deltas: AdapterDeltas, *, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
     """Return the base's tensors with the adapter's change added; the base is not modified.
 
     Args:
         base: Plain names (`model.layers.0.self_attn.q_proj.weight`) to tensors; without a tied head's, as in the file.
         deltas: What `load_adapter_deltas` or `deltas_from` gave.
+        dtype: Of the tensors that the adapter changes, which are rounded to it once, from fp32; `None` takes the
+            base's. A base that was converted before would be rounded twice.
 
     Raises:
         AdapterError: The adapter changes a layer that the base does not have, or not in this shape.
@@ -210,12 +214,12 @@ def merge_state_dict(base: Mapping[str, Tensor], deltas: AdapterDeltas) -> dict[
                 f"({change.b.shape[0]}, {change.a.shape[1]}) matrix, and the model has "
                 + ("no such layer." if weight is None else f"{tuple(weight.shape)} there.")
             )
-        merged[f"{name}.weight"] = change.merged_into(weight)
+        merged[f"{name}.weight"] = change.merged_into(weight, dtype or weight.dtype)
     for name, rows in deltas.token_rows.items():
         ids = deltas.token_ids[name]
         if name not in base or base[name].shape[1] != rows.shape[1] or max(ids) >= base[name].shape[0]:
             raise AdapterError(f"The adapter does not fit the model: it replaces rows of {name} that are not there.")
-        table = base[name].clone()
+        table = base[name].to(dtype or base[name].dtype, copy=True)
         table[torch.tensor(ids, device=table.device)] = rows.to(table)
         merged[name] = table
     return merged

@@ -4,7 +4,7 @@ A model folder is a Hugging Face checkpoint folder plus `llmtrain.json`. Nothing
 a model is trained or what it is used for.
 """
 
-from llmtrain.checkpoint.atomic import check_free_space, whole_folder
+from llmtrain.checkpoint.atomic import check_free_space, read_whole, whole_folder
 from llmtrain.checkpoint.errors import ModelFolderError
 from llmtrain.checkpoint.extend import with_role_markers
 from llmtrain.checkpoint.load import LoadedModel, load_model_folder, read_config, read_info, resolve_model, verify
@@ -20,6 +20,7 @@ __all__ = [
     "plain_keys",
     "read_config",
     "read_info",
+    "read_whole",
     "resolve_model",
     "save_adapter_folder",
     "save_model_folder",

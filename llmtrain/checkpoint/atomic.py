@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all: written beside their final name, then exchanged with it.
+"""Folders that appear whole or not at all: written beside their final name, then exchanged with it; and read whole.
 
 Knows files, folders and free space; deliberately knows nothing of models, tensors or what the files mean.
 """
@@ -10,9 +10,10 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from llmtrain.checkpoint.errors import ModelFolderError
 
@@ -22,16 +23,22 @@ _FREE_SPACE_MARGIN = 16 * 2**20
 _ABANDONED_AFTER = 3600.0  # seconds
 _UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<doing>writing|old|removing)-(?P<host>.+)-(?P<process>\d+)")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# A folder that a run exchanges every few seconds is read in far less time; what changes so often is no such folder.
+_READINGS = 5
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+
+
+Result = TypeVar("Result")
 
 
 @contextmanager
 def whole_folder(folder: str | Path, *, marker: str, needed_bytes: int = 0) -> Iterator[Path]:
     """Yield an empty folder to write into; on leaving, it takes the place of `folder` in one step.
 
-    A reader sees the old folder or the new one, never a mixture, and a kill at any moment leaves the old one.
-    If the body raises, nothing changes and what was written is removed.
+    Each file that a reader opens is the old folder's or the new one's; who opens several reads through `read_whole`, or
+    may get some of each. A kill at any moment leaves the old folder. If the body raises, nothing changes and what was
+    written is removed.
 
     Args:
         folder: The final place. Links are followed, parents are created.
@@ -60,6 +67,44 @@ def whole_folder(folder: str | Path, *, marker: str, needed_bytes: int = 0) -> I
         ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def read_whole(folder: Path, read: Callable[[], Result]) -> Result:
+    """Call `read` until the folder was one and the same before and after: what it returns is then of one folder.
+
+    Args:
+        folder: The folder that `read` opens files of, by their paths. It may be exchanged meanwhile.
+        read: Called again, after a short wait, when the folder was exchanged; what it raised then counts for nothing.
+
+    Raises:
+        ModelFolderError: The folder is exchanged every time.
+        Exception: Whatever `read` raises of a folder that stays.
+    """
+    for _ in range(_READINGS):
+        before = _identity(folder)
+        try:
+            result = read()
+        except (OSError, ValueError):
+            if _identity(folder) == before:
+                raise
+        else:
+            if _identity(folder) == before:
+                return result
+            del result  # a model, as a rule: one at a time
+        time.sleep(0.1)
+    raise ModelFolderError(
+        f"{folder} was exchanged for another {_READINGS} times while it was read; wait until what writes it is done, "
+        "or give a folder that stays, such as a checkpoint."
+    )
+
+
+def _identity(folder: Path) -> tuple[int, ...] | None:
+    """What tells a folder from one that takes its place; the number of a removed one may be given out again."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _ran_full(error: Exception) -> bool:

@@ -12,7 +12,6 @@ import torch
 from llmtrain.checkpoint.load import LoadedModel, load_model_folder
 from llmtrain.checkpoint.save import save_model_folder
 from llmtrain.model import build_model, padded_vocab_size
-from llmtrain.tokenizer import Tokenizer
 
 
 def with_role_markers(base: LoadedModel, folder: Path, *, write: bool) -> LoadedModel:
@@ -28,7 +27,7 @@ def with_role_markers(base: LoadedModel, folder: Path, *, write: bool) -> Loaded
     Returns:
         The extended model, its folder being `folder`.
     """
-    old, tokenizer = base.tokenizer.vocab_size, Tokenizer.load(base.folder, add_special_tokens=True)
+    old, tokenizer = base.tokenizer.vocab_size, base.tokenizer.with_special_tokens()
     rows = max(base.config.vocab_size, padded_vocab_size(tokenizer.vocab_size))
     config = replace(base.config, vocab_size=rows)
     state = dict(base.model.state_dict())

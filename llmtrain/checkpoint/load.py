@@ -6,7 +6,7 @@ imports neither peft nor transformers: JSON, safetensors and `tokenizers` are al
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import torch
 
 from llmtrain import adapters
 from llmtrain.checkpoint import weights
+from llmtrain.checkpoint.atomic import read_whole
 from llmtrain.checkpoint.errors import ModelFolderError
-from llmtrain.checkpoint.save import CONFIG_FILE, INFO_FILE, check_vocabulary, file_hashes
+from llmtrain.checkpoint.save import CONFIG_FILE, GENERATION_FILE, INFO_FILE, check_vocabulary, file_hashes
 from llmtrain.model import ModelConfig, Transformer
 from llmtrain.tokenizer import Tokenizer
 
@@ -33,10 +34,11 @@ class LoadedModel:
         model: The transformer, an adapter already merged in.
         tokenizer: Its tokenizer.
         config: Its shape.
-        info: `llmtrain.json` of the model folder; empty for a folder made elsewhere. With an adapter, its own
-            `llmtrain.json` stands under `adapter`.
+        info: `llmtrain.json` of the model folder; empty for a folder made elsewhere. With an adapter it is the
+            adapter's, and that of its base stands under `base`: as in the merged folder.
         folder: The model folder that the weights came from.
         adapter_folder: The adapter that was merged in, or `None`.
+        generation: `generation_config.json` of the model folder; empty if it has none.
     """
 
     model: Transformer
@@ -45,6 +47,18 @@ class LoadedModel:
     info: dict[str, Any]
     folder: Path
     adapter_folder: Path | None = None
+    generation: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Files:
+    """What the files of one model folder hold, all of one and the same writing of it."""
+
+    config: ModelConfig
+    info: dict[str, Any]
+    generation: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    tokenizer: Tokenizer
 
 
 def resolve_model(path: str | Path) -> Path:
@@ -137,32 +151,47 @@ def load_model_folder(
     folder = resolve_model(path)
     if (folder / adapters.ADAPTER_CONFIG_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         return _load_adapted(folder, device, dtype)
-    config, info = read_config(folder), read_info(folder)
-    tokenizer = _read_tokenizer(folder, config, info.get("tokenizer_hash"))
-    tensors = _read_tensors(folder, config)
-    return LoadedModel(_built(config, tensors, device, dtype), tokenizer, config, info, folder)
+    files = _read_files(folder)
+    model = _built(files.config, files.tensors, device, dtype)
+    return LoadedModel(model, files.tokenizer, files.config, files.info, folder, generation=files.generation)
+
+
+def _read_files(folder: Path, tokenizer: Tokenizer | None = None) -> _Files:
+    """Everything in a model folder, checked, even while a run puts another in its place; a given tokenizer is taken."""
+
+    def read() -> _Files:
+        config, info = read_config(folder), read_info(folder)
+        generation = _read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
+        fitting = tokenizer or _read_tokenizer(folder, info.get("tokenizer_hash"))
+        check_vocabulary(config, fitting, where=str(folder))
+        tensors = dict(weights.read_weights(folder))
+        weights.check_tensors(tensors, config, where=str(folder))
+        return _Files(config, info, generation, tensors, fitting)
+
+    return read_whole(folder, read)
 
 
 def _load_adapted(folder: Path, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
-    try:
+    def read() -> tuple[adapters.AdapterDeltas, Tokenizer | None]:
         deltas = adapters.load_adapter_deltas(folder)
+        own = (folder / "tokenizer.json").is_file()
+        return deltas, _read_tokenizer(folder, deltas.info.get("tokenizer_hash")) if own else None
+
+    try:
+        deltas, own_tokenizer = read_whole(folder, read)
     except adapters.AdapterError as error:
         raise ModelFolderError(str(error)) from error
     base = _base_of(folder, deltas)
-    config, info = read_config(base), read_info(base)
-    own_tokenizer = (folder / "tokenizer.json").is_file()
-    expected = deltas.info.get("tokenizer_hash") if own_tokenizer else info.get("tokenizer_hash")
-    tokenizer = _read_tokenizer(folder if own_tokenizer else base, config, expected)
-    tensors = _read_tensors(base, config)
-    check_base(deltas, weights.state_hash(tensors), folder=folder, base=base)
-    if dtype is not None:
-        tensors = {key: tensor.to(dtype) for key, tensor in tensors.items()}
+    files = _read_files(base, own_tokenizer)
+    check_base(deltas, weights.state_hash(files.tensors), folder=folder, base=base)
     try:
-        merged = adapters.merge_state_dict(tensors, deltas)
+        merged = adapters.merge_state_dict(files.tensors, deltas, dtype=dtype)
     except adapters.AdapterError as error:
         raise ModelFolderError(f"{folder}: {error}") from error
-    model = _built(config, merged, device, dtype)
-    return LoadedModel(model, tokenizer, config, info | {"adapter": deltas.info}, base, folder)
+    model = _built(files.config, merged, device, dtype)
+    inherited = {key: files.info[key] for key in ("trained_length",) if key in files.info}
+    info = inherited | {"base": files.info} | deltas.info
+    return LoadedModel(model, files.tokenizer, files.config, info, base, folder, generation=files.generation)
 
 
 def check_base(deltas: adapters.AdapterDeltas, found_hash: str, *, folder: Path, base: Path) -> None:
@@ -228,7 +257,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     return values
 
 
-def _read_tokenizer(folder: Path, config: ModelConfig, expected_hash: str | None) -> Tokenizer:
+def _read_tokenizer(folder: Path, expected_hash: str | None) -> Tokenizer:
     try:
         tokenizer = Tokenizer.load(folder)
     except ValueError as error:
@@ -238,19 +267,7 @@ def _read_tokenizer(folder: Path, config: ModelConfig, expected_hash: str | None
             f"{folder} holds a tokenizer (hash {tokenizer.hash[:12]}) that is not the one the model was trained with "
             f"(hash {expected_hash[:12]}); put the right tokenizer.json back."
         )
-    check_vocabulary(config, tokenizer, where=str(folder))
     return tokenizer
-
-
-def _read_tensors(folder: Path, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """The folder's tensors as stored, checked against the config; without a tied head's copy."""
-    tensors = dict(weights.read_weights(folder))
-    for key in [key for key in tensors if key.endswith("rotary_emb.inv_freq")]:
-        del tensors[key]  # old Llama folders stored this table, which follows from the config
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
-    weights.check_tensors(tensors, config, where=str(folder))
-    return tensors
 
 
 def _built(
@@ -275,6 +292,10 @@ def verify(folder: str | Path) -> None:
         ModelFolderError: A file was changed, lost or damaged since it was written, or the folder records no hashes.
     """
     folder = resolve_model(folder)
+    read_whole(folder, lambda: _verify(folder))
+
+
+def _verify(folder: Path) -> None:
     info = read_info(folder)
     if "files" not in info or "state_hash" not in info:
         raise ModelFolderError(f"{folder} records no hashes: it was not written by save_model_folder.")

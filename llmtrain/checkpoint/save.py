@@ -23,6 +23,7 @@ from llmtrain.tokenizer import Tokenizer
 
 INFO_FILE = "llmtrain.json"
 CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
 FORMAT = 1
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -52,18 +53,18 @@ def save_model_folder(
     """
     if dtype not in _DTYPES:
         raise ModelFolderError(f"dtype={dtype!r} must be one of {', '.join(_DTYPES)}.")
-    tensors = weights.plain_keys(state_dict)
-    if config.tie_word_embeddings:
-        tensors.pop("lm_head.weight", None)
+    tied = config.tie_word_embeddings
+    plain = weights.plain_keys(state_dict)
+    tensors = {key: tensor for key, tensor in plain.items() if weights.counts(key, tied=tied)}
     weights.check_tensors(tensors, config, where="The state dict to be saved")
     check_vocabulary(config, tokenizer, where=str(folder))
     needed = sum(tensor.numel() for tensor in tensors.values()) * _DTYPES[dtype].itemsize
     with whole_folder(folder, marker=INFO_FILE, needed_bytes=needed) as new:
         weights.write_weights(new, tensors, dtype=_DTYPES[dtype])
         tokenizer.save(new)
-        ids = {"bos_token_id": tokenizer.eos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
+        ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}
         _write_json(new / CONFIG_FILE, config.to_hf(dtype=dtype, **ids))
-        _write_json(new / "generation_config.json", ids | {"eos_token_id": _stop_ids(tokenizer)})
+        _write_json(new / GENERATION_FILE, ids | {"eos_token_id": _stop_ids(tokenizer)})
         _write_json(new / INFO_FILE, _remembered(new, config, tokenizer, info, weights.folder_state_hash(new)))
 
 

@@ -8,13 +8,14 @@ that writing never holds a second copy of a large model and every reader of such
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from llmtrain.checkpoint.atomic import read_whole
 from llmtrain.checkpoint.errors import ModelFolderError
 from llmtrain.model import ModelConfig, Transformer
 
@@ -46,13 +47,20 @@ def plain_keys(state_dict: StateDict) -> dict[str, torch.Tensor]:
     return plain
 
 
+def counts(name: str, *, tied: bool) -> bool:
+    """Whether a tensor of this name is stored, read, checked and hashed.
+
+    Not a tied head's, which is the embedding table, and not `inv_freq`, which follows from the config: folders made
+    elsewhere may hold either.
+    """
+    return not (tied and name == "lm_head.weight") and not name.endswith("rotary_emb.inv_freq")
+
+
 def expected_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Name and shape of every tensor in the file of a model of this config; a tied head is not stored."""
+    """Name and shape of every tensor that counts in a model of this config."""
     with torch.device("meta"):
-        shapes = {key: tensor.shape for key, tensor in Transformer(config).state_dict().items()}
-    if config.tie_word_embeddings:
-        shapes.pop("lm_head.weight", None)
-    return shapes
+        state = Transformer(config).state_dict()
+    return {key: tensor.shape for key, tensor in state.items() if counts(key, tied=config.tie_word_embeddings)}
 
 
 def check_tensors(state_dict: StateDict, config: ModelConfig, *, where: str) -> None:
@@ -86,31 +94,22 @@ def check_tensors(state_dict: StateDict, config: ModelConfig, *, where: str) -> 
 
 def state_hash(state_dict: StateDict) -> str:
     """Return the SHA-256 (hex) of names, dtypes, shapes and values, independent of order, files and sharding."""
-    digest = hashlib.sha256()
-    for key in sorted(state_dict):
-        _add_tensor(digest, key, state_dict[key])
-    return digest.hexdigest()
+    return _hash((key, state_dict[key]) for key in sorted(state_dict))
 
 
 def folder_state_hash(folder: Path) -> str:
     """Return `state_hash` of the weights stored in a model folder, one tensor in memory at a time."""
-    files = {}
-    for file in weight_files(folder):
-        with _opened(file) as handle:
-            files.update(dict.fromkeys(handle.keys(), file))
+    return read_whole(folder, lambda: _hash(read_weights(folder)))
+
+
+def _hash(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """The hash of tensors that come in the order of their names."""
     digest = hashlib.sha256()
-    handles = {file: _opened(file) for file in set(files.values())}
-    tied = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False)
-    for key in sorted(files):
-        if not (tied and key == "lm_head.weight"):
-            _add_tensor(digest, key, handles[files[key]].get_tensor(key))
+    for key, tensor in tensors:
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _add_tensor(digest: "hashlib._Hash", key: str, tensor: torch.Tensor) -> None:
-    digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    digest.update(flat.view(torch.uint8).numpy().data)
 
 
 def write_weights(folder: Path, state_dict: StateDict, *, dtype: torch.dtype, shard_bytes: int = SHARD_BYTES) -> None:
@@ -138,8 +137,14 @@ def write_weights(folder: Path, state_dict: StateDict, *, dtype: torch.dtype, sh
 
 
 def _save(file: Path, tensors: StateDict, dtype: torch.dtype) -> None:
-    # A clone where nothing was converted: safetensors refuses tensors that share storage, and views save whole.
-    stored = {key: tensor.detach().to("cpu", dtype).contiguous().clone() for key, tensor in tensors.items()}
+    """Copies nothing that is on the CPU in this dtype already, except what shares memory: safetensors refuses that."""
+    stored: dict[str, torch.Tensor] = {}
+    taken = set()
+    for key, tensor in tensors.items():
+        tensor = tensor.detach().to("cpu", dtype).contiguous()
+        memory = tensor.untyped_storage().data_ptr()
+        stored[key] = tensor.clone() if memory in taken else tensor
+        taken.add(memory)
     save_file(stored, file, metadata={"format": "pt"})
     file.chmod(0o644)
 
@@ -180,11 +185,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor of everything stored in a model folder, on the CPU, as stored."""
-    for file in weight_files(folder):
-        with _opened(file) as handle:
-            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not iterable)
-                yield key, handle.get_tensor(key)
+    """Yield name and tensor of everything that counts in a model folder, by name, on the CPU, as stored."""
+    tied = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("tie_word_embeddings", False)
+    handles = [_opened(file) for file in weight_files(folder)]
+    places = {key: handle for handle in handles for key in handle.keys()}  # noqa: SIM118 (a handle is not iterable)
+    for key in sorted(places):
+        if counts(key, tied=tied):
+            yield key, places[key].get_tensor(key)
 
 
 def _opened(file: Path):

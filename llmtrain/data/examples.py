@@ -59,11 +59,6 @@ class Example:
     prompt_ids: list[int]
     where: str = field(default="", compare=False)
 
-    @property
-    def completion_ids(self) -> list[int]:
-        """The ids that follow `prompt_ids`, end token included."""
-        return self.labels[len(self.prompt_ids) - 1 :]
-
     @cached_property
     def trained_tokens(self) -> int:
         """How many positions are trained."""

@@ -158,7 +158,7 @@ def prepare(
 
 def _place(corpus: Corpus, tokenizer: Tokenizer, data_dir: str | Path) -> tuple[Path, str]:
     """Where the shards lie, and their fingerprint."""
-    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id]
+    recipe = [PREPARATION, corpus.fingerprint(), tokenizer.hash, tokenizer.eos_id, *tokenizer.begin([])]
     fingerprint = hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
     return Path(data_dir) / "shards" / f"{corpus.name}-{fingerprint[:12]}", fingerprint
 
@@ -222,7 +222,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str, 
         entries = [{"name": source.name, "fingerprint": source.fingerprint()} for source in held]
         writer.finish({"name": corpus.name, "split": split, "sources": entries, **shared})
     progress_file.unlink(missing_ok=True)
-    stats = _stats(writers, seconds)
+    stats = _stats(writers, seconds, special=1 + len(tokenizer.begin([])))
     write_json(beside / MANIFEST, {"name": corpus.name, "folders": names, "stats": stats, **shared})
     shutil.rmtree(folder, ignore_errors=True)  # only what has no manifest can be there
     beside.rename(folder)
@@ -231,12 +231,15 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, fingerprint: str, 
 def _addressed(corpus: Corpus) -> Iterator[Addressed]:
     """All pieces of a corpus, source after source, each with the number of its writer; validation is the last one."""
     val = len(corpus.sources)
+    begins = True  # no piece stands between those of one document
     for index, (weighted, split) in enumerate(zip(corpus.sources, corpus.splits, strict=True)):
         for text, ends_document, held_out in split(weighted.source.pieces()):
-            yield Addressed(text, ends_document, val if held_out else index)
+            yield Addressed(text, begins, ends_document, val if held_out else index)
+            begins = ends_document
     for source in corpus.validation_sources:
         for text, ends_document in source.pieces():
-            yield Addressed(text, ends_document, val)
+            yield Addressed(text, begins, ends_document, val)
+            begins = ends_document
 
 
 def _training_texts(corpus: Corpus, limit: int) -> Iterator[str]:
@@ -344,8 +347,8 @@ def _check_filled(corpus: Corpus, writers: list[ShardWriter], sequence_length: i
             raise _too_short(weighted.source.title, str(writer.num_tokens), sequence_length)
 
 
-def _stats(writers: list[ShardWriter], seconds: float) -> dict[str, Any]:
-    """Counts over all folders, and speeds; characters per token without the end-of-text tokens."""
+def _stats(writers: list[ShardWriter], seconds: float, *, special: int) -> dict[str, Any]:
+    """Counts over all folders, and speeds; characters per token without the `special` tokens around each document."""
     tokens = sum(writer.num_tokens for writer in writers)
     documents = sum(writer.num_documents for writer in writers)
     characters = sum(writer.characters for writer in writers)
@@ -355,7 +358,7 @@ def _stats(writers: list[ShardWriter], seconds: float) -> dict[str, Any]:
         "documents": documents,
         "characters": characters,
         "utf8_bytes": sum(writer.utf8_bytes for writer in writers),
-        "characters_per_token": characters / max(tokens - documents, 1),
+        "characters_per_token": characters / max(tokens - special * documents, 1),
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "characters_per_second": characters / seconds,

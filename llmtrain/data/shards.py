@@ -1,7 +1,7 @@
 """Token shards, the first narrow waist: memory-mapped files of token ids with a JSON manifest.
 
     tokens-00000.bin, …   little-endian uint16 (uint32 above 65,536 ids): documents end to end, each followed by the
-                          end-of-text token
+                          end-of-text token (and led by the begin-of-text token in families that put one there)
     documents.bin         uint64: where each document ends, behind its end-of-text token
     manifest.json         written last: a folder without it is not a shard folder
 

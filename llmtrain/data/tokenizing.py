@@ -30,9 +30,10 @@ _Write = Callable[[list["Addressed"], list[Any], int], None]
 
 
 class Addressed(NamedTuple):
-    """A piece of text, whether its document ends behind it, and which writer it goes to."""
+    """A piece of text, whether its document begins with it and ends behind it, and which writer it goes to."""
 
     text: str
+    begins_document: bool
     ends_document: bool
     writer: int
 
@@ -46,7 +47,7 @@ def tokenize_stream(
     save: Callable[[int], None],
     expected_bytes: int | None = None,
 ) -> None:
-    """Tokenizes a stream into the writers, a document's end-of-text token included.
+    """Tokenizes a stream into the writers, the end-of-text token behind each document and `Tokenizer.begin` included.
 
     Args:
         stream: the pieces, always the same ones in the same order.
@@ -62,7 +63,7 @@ def tokenize_stream(
 
     def write(batch: list[Addressed], encodings: list[Any], pieces: int) -> None:
         nonlocal last_saved, written
-        _write(batch, encodings, tokenizer.eos_id, writers)
+        _write(batch, encodings, tokenizer.begin([]), tokenizer.eos_id, writers)
         written = pieces
         reports.report(writers)
         if time.monotonic() - last_saved > SAVE_SECONDS:
@@ -105,14 +106,18 @@ def _batches(pieces: Iterator[Addressed]) -> Iterator[list[Addressed]]:
         yield batch
 
 
-def _write(batch: list[Addressed], encodings: list[Any], eos_id: int, writers: Sequence[ShardWriter]) -> None:
+def _write(
+    batch: list[Addressed], encodings: list[Any], beginning: list[int], eos_id: int, writers: Sequence[ShardWriter]
+) -> None:
     """Appends each writer's share of a batch as one run."""
     runs: dict[int, tuple[list[int], list[int], list[str]]] = {}  # ids, ends of documents, texts
-    for (text, ends_document, index), encoding in zip(batch, encodings, strict=True):
+    for (text, begins_document, ends_document, index), encoding in zip(batch, encodings, strict=True):
         run = runs.get(index)
         if run is None:
             run = runs[index] = ([], [], [])
         ids, ends, texts = run
+        if begins_document:
+            ids += beginning
         ids += encoding.ids  # one list for the whole run: an array for each piece is slow where pieces are short
         texts.append(text)
         if ends_document:

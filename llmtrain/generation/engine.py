@@ -92,7 +92,7 @@ class Engine:
         """Continue every prompt, as many at once as there are rows.
 
         Args:
-            prompts: Texts or token ids, one request each.
+            prompts: Texts or token ids, one request each. A text begins as its tokenizer says; ids are taken as given.
             sampling: One for all, or one for each. Requests that share a seed draw the same random numbers.
             candidates: Report the k most likely tokens of every step.
             logprobs: Report every token's log-probability.
@@ -146,7 +146,8 @@ class Engine:
         """How likely the model finds each continuation after its context.
 
         Args:
-            pairs: (context ids, continuation ids), each at least one id; end-of-text stands for an empty context.
+            pairs: (context ids, continuation ids), each at least one id, taken as given; what `Tokenizer.begin` puts in
+                front, or else end-of-text, stands for an empty context.
 
         Returns:
             One score per pair, in order; a pair that cannot be scored says why in `error`.
@@ -179,7 +180,7 @@ class Engine:
             ValueError: The prompt is empty, too long, or has ids outside the vocabulary; or a setting does not fit.
         """
         params = SamplingParams() if sampling is None else sampling
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.begin(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ValueError(
                 "the prompt has no tokens: give at least one (the end-of-text token begins a new document)"

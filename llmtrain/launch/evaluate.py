@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_TASK = "zh_number"
-_NOT_THE_TASKS = ("kind", "max_length")  # what the settings of a task hold besides the arguments of its function
+# What the remembered settings of a task hold besides what says which items it has.
+_NOT_THE_TASKS = ("kind", "max_length", "data_dir")
 
 
 def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
@@ -113,21 +114,36 @@ def _own_shards(settings: DictConfig, loaded: LoadedModel) -> ShardSet | None:
 
     from llmtrain.data.shards import ShardSet
 
-    fingerprint = loaded.info.get("data_fingerprint")
+    pretraining = _pretraining(loaded.info)
+    fingerprint = pretraining.get("data_fingerprint")
     if fingerprint:
         folders = sorted((Path(settings.paths.data_dir) / "shards").glob(f"*-{fingerprint[:12]}/val/manifest.json"))
         for folder in folders:
             shards = ShardSet.open(folder.parent)
             if shards.manifest["tokenizer_hash"] == loaded.tokenizer.hash:
                 return shards
-    data = (loaded.info.get("config") or {}).get("data")
+    data = _data_of(pretraining)
     if data and data.get("kind") not in _task_names():
-        return _prepared(settings, OmegaConf.create(data), loaded)
+        return _prepared(settings, OmegaConf.create(dict(data)), loaded)
     logger.warning(
         "%s does not say what text it was trained on, so there are no bits per byte: give data=… or shards_dir=…",
         loaded.folder,
     )
     return None
+
+
+def _pretraining(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is remembered of the pretraining: of a fine-tuned model, that of its base, or of its base's base."""
+    while isinstance(info.get("base"), Mapping):
+        info = info["base"]
+    return info
+
+
+def _data_of(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The section `data` of the settings that a model folder remembers."""
+    config = info.get("config")
+    data = config.get("data") if isinstance(config, Mapping) else None
+    return data if isinstance(data, Mapping) else None
 
 
 def _prepared(settings: DictConfig, data: DictConfig, loaded: LoadedModel) -> ShardSet:
@@ -179,32 +195,18 @@ def _task_settings(settings: DictConfig, loaded: LoadedModel) -> Iterator[tuple[
     """
     from omegaconf import OmegaConf
 
-    own = _fine_tuning_data(loaded)
+    own = _data_of(loaded.info) or {}
     names: Any = OmegaConf.to_container(settings.tasks, resolve=True)["names"]  # type: ignore[call-overload,index]
     if names == "auto":
-        names = [own["kind"]] if own else [DEFAULT_TASK]
+        names = [own["kind"]] if own.get("kind") in _task_names() else [DEFAULT_TASK]
     given: Any = OmegaConf.to_container(settings.tasks.settings, resolve=True)
     for name in [names] if isinstance(names, str) else names:
-        kept = own if own and own["kind"] == name else {}
+        kept = own if own.get("kind") == name else {}
         values = {key: value for key, value in kept.items() if key not in _NOT_THE_TASKS}
         yield name, values | (given.get(name) or {})
     unused = sorted(set(given) - set([names] if isinstance(names, str) else names))
     if unused:
         logger.warning("tasks.settings.%s is not used: that task is not among those scored", unused[0])
-
-
-def _fine_tuning_data(loaded: LoadedModel) -> dict[str, Any] | None:
-    """The section `data` of the fine-tuning run that a model or adapter lies in, if it does."""
-    from omegaconf import OmegaConf
-
-    folder = (loaded.adapter_folder or loaded.folder).resolve()
-    for parent in list(folder.parents)[:3]:  # run/model, run/checkpoints/step-100/model
-        file = parent / "config.yaml"
-        if file.is_file():
-            config: Any = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-            data = config.get("data") if isinstance(config, Mapping) else None
-            return data if data and data.get("kind") in _task_names() else None
-    return None
 
 
 def _task(name: str, values: dict[str, Any], settings: DictConfig) -> Task:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.provenance import provenance
 from llmtrain.launch.task_examples import examples_from, fingerprint, task_from
 from llmtrain.training import placement
 
@@ -46,12 +47,13 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     batch = _check_settings(settings)
     from llmtrain.checkpoint import resolve_model
 
-    folder = resolve_model(settings.model)
+    # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
+    folder = resolve_model(settings.model).resolve()
     task = task_from(settings)  # before the weights are read: of both, it is the one with more to refuse
-    base = _base_model(settings, folder, run_dir)
+    base, state_hash = _base_model(settings, folder, run_dir)
     train, validation = examples_from(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
-    tuning = _prepare(settings, base, train, is_main=is_first)
+    tuning = _prepare(settings, base, state_hash, train)
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
     result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
     if not result.is_main:
@@ -95,32 +97,37 @@ def _check_data(settings: DictConfig) -> None:
         raise ValueError(f"data.max_length={settings.data.max_length} must be at least {MIN_LENGTH}.")
 
 
-def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> LoadedModel:
-    """The model to start from, in fp32, its tokenizer with the role markers of the chat template.
+def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> tuple[LoadedModel, str]:
+    """The model to start from, in fp32, its tokenizer with the role markers of the chat template; and its state hash.
+
+    The hash is the first process's to know; to the others it is empty.
 
     Raises:
         ValueError: There is none, or it is an adapter.
     """
-    from dataclasses import replace
-
     import torch
 
-    from llmtrain.checkpoint import load_model_folder, with_role_markers
+    from llmtrain.checkpoint import folder_state_hash, load_model_folder, read_whole, with_role_markers
 
-    base = load_model_folder(folder, dtype=torch.float32)
+    is_first = placement.here().is_first
+
+    def read() -> tuple[LoadedModel, str]:
+        loaded = load_model_folder(folder, dtype=torch.float32)
+        return loaded, folder_state_hash(loaded.folder) if is_first else ""
+
+    base, state_hash = read_whole(folder, read)
     if base.adapter_folder is not None:
         raise ValueError(
             f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
             "folder, which lies beside it as model/."
         )
-    # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
-    base = replace(base, folder=base.folder.resolve())
-    if placement.here().is_first:
+    if is_first:
         _write_down(run_dir, base.folder)
     if base.tokenizer.end_id is None:
         logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
-        base = with_role_markers(base, run_dir / "base", write=placement.here().is_first)
-    return base
+        base = with_role_markers(base, run_dir / "base", write=is_first)
+        state_hash = folder_state_hash(base.folder) if is_first else ""
+    return base, state_hash
 
 
 def _write_down(run_dir: Path, model: Path) -> None:
@@ -144,12 +151,12 @@ class _Tuning:
     info: dict[str, Any]
 
 
-def _prepare(settings: DictConfig, base: LoadedModel, train: list[Example], *, is_main: bool) -> _Tuning:
+def _prepare(settings: DictConfig, base: LoadedModel, state_hash: str, train: list[Example]) -> _Tuning:
     """Attach the adapter, or make every weight trainable."""
     from llmtrain import adapters
-    from llmtrain.checkpoint import folder_state_hash
 
     adapted = None
+    token_ids: list[int] = []
     report: dict[str, Any] = {}
     if settings.adapter.kind == "lora":
         token_ids, untrained = _token_ids(settings.adapter.train_tokens, base, train)
@@ -173,10 +180,26 @@ def _prepare(settings: DictConfig, base: LoadedModel, train: list[Example], *, i
         f"{trainable:,}",
         f", {report['trained_token_rows']} token rows among them" if report.get("trained_token_rows") else "",
     )
-    kept = ("trained_length", "never_seen", "data_fingerprint", "config")
-    info = {key: base.info[key] for key in kept if key in base.info}
-    info |= {"base_folder": str(base.folder), "base_state_hash": folder_state_hash(base.folder) if is_main else ""}
+    trained = _occurring(train) if adapted is None else set(token_ids)
+    info = _remembered(settings, base, train, trained) | {"base_state_hash": state_hash}
     return _Tuning(base.model, adapted, {"trainable_parameters": trainable, **report}, info)
+
+
+def _remembered(settings: DictConfig, base: LoadedModel, train: list[Example], trained: set[int]) -> dict[str, Any]:
+    """What `llmtrain.json` remembers of a fine-tuning: its own settings and data, and under `base` what it began from.
+
+    Args:
+        settings, base, train: Those of the run.
+        trained: The ids whose rows are trained: never seen are only the others now.
+    """
+    info: dict[str, Any] = {"base_folder": str(base.folder), "data_fingerprint": fingerprint(train)}
+    info |= provenance(settings)
+    if "trained_length" in base.info:
+        info["trained_length"] = base.info["trained_length"]
+    if "never_seen" in base.info:
+        info["never_seen"] = sorted(set(base.info["never_seen"]) - trained)
+    info["base"] = {key: value for key, value in base.info.items() if key not in ("never_seen", "files")}
+    return info
 
 
 def _token_ids(choice: str, base: LoadedModel, train: list[Example]) -> tuple[list[int], int]:
@@ -203,8 +226,13 @@ def _token_ids(choice: str, base: LoadedModel, train: list[Example]) -> tuple[li
             "%s does not record which ids its training never saw: of the rows only special tokens' are trained.",
             base.folder,
         )
-    occurring = set(targets).union(*(example.input_ids for example in train))
-    return sorted((untouched & occurring) | set(base.tokenizer.special_ids.values())), 0
+    return sorted((untouched & _occurring(train)) | set(base.tokenizer.special_ids.values())), 0
+
+
+def _occurring(train: list[Example]) -> set[int]:
+    """The ids that stand in the examples, as inputs or as targets."""
+    ids = set().union(*(example.input_ids for example in train))
+    return ids | {label for example in train for label in example.labels if label >= 0}
 
 
 def _fit(
@@ -222,6 +250,7 @@ def _fit(
     from llmtrain.data.modules import FinetuneDataModule
     from llmtrain.launch.fitting import fit_arguments
     from llmtrain.training.fit import fit
+    from llmtrain.training.loggers import run_id
 
     data = FinetuneDataModule(
         train,
@@ -237,7 +266,8 @@ def _fit(
     logger.info("%.1f %% of the positions that are computed are padding.", 100 * (1 - used / computed))
 
     def write_adapter(folder: Path, weights: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
-        save_adapter_folder(folder, tuning.adapted, info={**tuning.info, **counters}, state_dict=weights)
+        info = {**tuning.info, "wandb_run_id": run_id(run_dir), **counters}
+        save_adapter_folder(folder, tuning.adapted, info=info, state_dict=weights)
 
     whole = tuning.adapted is None
     return fit(
@@ -291,7 +321,7 @@ def _merge(adapter_dir: Path, model_dir: Path) -> None:
         config=merged.config,
         state_dict=merged.model.state_dict(),
         tokenizer=merged.tokenizer,
-        info={key: value for key, value in merged.info["adapter"].items() if key not in ("format", "base_relative")},
+        info={key: value for key, value in merged.info.items() if key not in ("format", "base_relative")},
     )
 
 

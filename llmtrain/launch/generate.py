@@ -80,9 +80,11 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def _warn_of_untrained_roles(loaded: LoadedModel) -> None:
     """Says so when no training ever touched the role markers: the answer to a chat is then noise."""
-    fine_tuned = loaded.adapter_folder is not None or "base_state_hash" in loaded.info
-    markers = set(loaded.tokenizer.special_ids.values()) - {loaded.tokenizer.eos_id, loaded.tokenizer.pad_id}
-    if not fine_tuned and markers & set(loaded.info.get("never_seen", [])):
+    from llmtrain.tokenizer import render_chat
+
+    turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+    markers, _ = render_chat(turn, loaded.tokenizer)
+    if set(markers) & set(loaded.info.get("never_seen", [])):
         logger.warning(
             "chat=true: %s was never trained on the role markers of a chat, so expect no answer; fine-tune it first "
             "(make finetune), or leave chat=true out",

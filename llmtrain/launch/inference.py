@@ -5,10 +5,8 @@ Knows the names of settings and what a model folder says about itself (`llmtrain
 
 from __future__ import annotations
 
-import json
 import logging
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.reading import check_text
@@ -95,13 +93,7 @@ def _dtype(precision: str) -> torch.dtype | None:
 
 def _eos_ids(loaded: LoadedModel) -> list[int] | None:
     """The end tokens that the folder's generation_config.json states; None leaves them to the tokenizer."""
-    file = Path(loaded.folder) / "generation_config.json"
-    try:
-        stated = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except FileNotFoundError:
-        return None
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it, or copy the folder again") from error
+    stated = loaded.generation.get("eos_token_id")
     ids = [stated] if isinstance(stated, int) else stated
     if ids and loaded.adapter_folder and loaded.tokenizer.end_id is not None:
         # A base that knew no end of turn may have an adapter that was taught it.

@@ -7,7 +7,6 @@ and how text is generated is theirs to know.
 from __future__ import annotations
 
 import logging
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from llmtrain.launch.finished import conclude
 from llmtrain.launch.fitting import check_training, checked_length, end_if_stopped, fit_arguments
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.prepare import corpus_from, report, tokenizer_from
+from llmtrain.launch.provenance import provenance
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -241,8 +241,7 @@ def _info(settings: DictConfig, start: Start) -> dict[str, Any]:
         "data_fingerprint": start.prepared.fingerprint,
         "trained_length": settings.data.sequence_length,
         "never_seen": start.never_seen,
-        "config": _plain(settings),
-        "git_commit": git_commit(),
+        **provenance(settings),
     }
 
 
@@ -256,21 +255,3 @@ def _fixed(settings: DictConfig, start: Start, batch: BatchGeometry) -> dict[str
         "the number of windows per step": batch.rows,
         **shape,
     }
-
-
-def git_commit() -> str | None:
-    """The commit of the checkout that this package lies in, with `-dirty` behind it if files were changed."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8", timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None
-
-
-def _plain(settings: DictConfig) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(settings, resolve=True)  # type: ignore[return-value]

@@ -101,11 +101,6 @@ class ModelConfig:
             object.__setattr__(self, "rope_scaling", _checked_rope_scaling(self.rope_scaling))
 
     @property
-    def group_size(self) -> int:
-        """Query heads that share one key/value head."""
-        return self.num_attention_heads // self.num_key_value_heads
-
-    @property
     def family(self) -> str:
         """The Hugging Face `model_type` that this shape is written as."""
         if self.position == "sinusoidal":

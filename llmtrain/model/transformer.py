@@ -100,10 +100,10 @@ class Attention(nn.Module):
         return self.o_proj(attended.transpose(1, 2).reshape(batch, time, -1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        group = self.heads // self.kv_heads
         if query.shape[2] == 1:
             return self._attend_one(query, key, value, mask)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=group > 1)
+        grouped = self.heads > self.kv_heads
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
 
     def _attend_one(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         """One new token per row: the G queries of a key head become G "positions" that all see the same keys.

@@ -2,9 +2,10 @@
 
     [<|system|> text] (<|user|> text | <|assistant|> text <|end|>)*
 
-Text always stands between two special tokens and each piece is encoded as ordinary text, so no message can forge a
-role. `CHAT_TEMPLATE` is the same template in Jinja for other programs: for messages that hold no special-token string
-they get the same ids. Knows nothing of data sets, masks in batches, or which roles a task uses.
+In front stands what the tokenizer puts in front of every text (`Tokenizer.begin`); with ours that is nothing. Text
+always stands between two special tokens and each piece is encoded as ordinary text, so no message can forge a role.
+`chat_template` is the same template in Jinja for other programs: for messages that hold no special-token string they
+get the same ids. Knows nothing of data sets, masks in batches, or which roles a task uses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,11 @@ CHAT_TEMPLATE = """\
 """
 
 
+def chat_template(*, bos: bool) -> str:
+    """The template in Jinja; with `bos` the begin-of-text token stands in front, which other programs do not add."""
+    return ("{{- bos_token -}}\n" if bos else "") + CHAT_TEMPLATE
+
+
 def render_chat(
     messages: Sequence[Mapping[str, str]],
     tokenizer: "Tokenizer",
@@ -51,7 +57,8 @@ def render_chat(
         ids, and a mask of the same length that is true exactly on the assistant's text and its `<|end|>`.
 
     Raises:
-        ValueError: an unknown role, a late system message, content that is no text, a tokenizer without role markers.
+        ValueError: a message that is no mapping, an unknown role, a late system message, content that is no text, a
+            tokenizer without role markers.
     """
     special = _role_ids(tokenizer)
     ids: list[int] = []
@@ -61,9 +68,12 @@ def render_chat(
         ids.extend(tokens)
         trained.extend([train] * len(tokens))
 
+    add(tokenizer.begin([]), False)
     for index, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"message {index} is {message!r}: give a mapping with 'role' and 'content'")
         role, content = message.get("role"), message.get("content")
-        if role not in ROLE_TOKENS:
+        if not isinstance(role, str) or role not in ROLE_TOKENS:
             raise ValueError(f"message {index} has the role {role!r}: use system, user or assistant")
         if not isinstance(content, str):
             raise ValueError(f"message {index} ({role}) has no text in 'content': give it a string")

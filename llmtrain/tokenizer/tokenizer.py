@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from llmtrain.tokenizer.bytelevel import BYTE_OF_CHARACTER, plain_bytes
-from llmtrain.tokenizer.chat import CHAT_TEMPLATE, END, ROLE_TOKENS
+from llmtrain.tokenizer.chat import END, ROLE_TOKENS, chat_template
 
 # Said explicitly, because otherwise a data loader that forks later makes `tokenizers` warn and drop to one thread.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -36,15 +36,32 @@ class Tokenizer:
         vocab_size: one more than the largest id.
         eos_id: the id that ends a document: `<|endoftext|>`, unless the tokenizer is another family's.
         pad_id: the id to fill batches with (`eos_id` where the tokenizer has no padding token).
+        bos_token, bos_id: what other programs are told begins a text; both None where there is nothing of the kind.
+        add_bos_token: whether `bos_id` really stands in front of every text, as in Llama; see `begin`.
         end_id: the id that ends an assistant's turn; None where there is none.
         special_ids: every special token and its id, in the order of the ids.
     """
 
-    def __init__(self, definition: str, *, eos_token: str | None = None, pad_token: str | None = None) -> None:
-        """Takes the text of a tokenizer.json and, if they are known, the names of its end-of-text and padding tokens.
+    def __init__(
+        self,
+        definition: str,
+        *,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        bos_token: str | None = None,
+    ) -> None:
+        """Takes the text of a tokenizer.json and, if they are known, the names of its special tokens.
+
+        Whether a begin-of-text token stands in front of every text is the definition's to say, by its post-processor;
+        so it is in `transformers`, which does not ask the tokenizer_config.json's `add_bos_token` either.
+
+        Args:
+            definition: the text of a tokenizer.json.
+            eos_token, pad_token, bos_token: names of the end-of-text, padding and begin-of-text tokens.
 
         Raises:
-            ValueError: text that `tokenizers` cannot read, or a tokenizer without an end-of-text token.
+            ValueError: text that `tokenizers` cannot read, or a tokenizer without an end-of-text token, or one that
+                puts several tokens in front of a text.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(definition)
@@ -72,6 +89,10 @@ class Tokenizer:
         self.eos_id: int = self.special_ids[eos]
         self.pad_id: int = self.special_ids[self.pad_token]
         self.end_id: int | None = self.special_ids.get(END)
+        in_front = self._put_in_front()
+        self.add_bos_token: bool = in_front is not None
+        self.bos_token: str | None = in_front or _first_of(self.special_ids, (bos_token,))
+        self.bos_id: int | None = None if self.bos_token is None else self._tokenizer.token_to_id(self.bos_token)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -79,7 +100,8 @@ class Tokenizer:
         """Reads a folder that holds tokenizer.json, or that file itself, of any family.
 
         Args:
-            path: the folder or file; a tokenizer_config.json beside it may name the end-of-text and padding tokens.
+            path: the folder or file; a tokenizer_config.json beside it may name the end-of-text, padding and
+                begin-of-text tokens.
             add_special_tokens: adds those of `SPECIAL_TOKENS` that are missing, behind the vocabulary.
 
         Raises:
@@ -94,16 +116,31 @@ class Tokenizer:
             definition = file.read_text(encoding="utf-8")
             if add_special_tokens:
                 definition = _with_special_tokens(definition, names)
-            return cls(definition, eos_token=names.get("eos_token"), pad_token=names.get("pad_token"))
+            return cls(definition, **names)
         except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
+    def with_special_tokens(self) -> "Tokenizer":
+        """The same tokenizer with those of `SPECIAL_TOKENS` that it lacks, behind the vocabulary."""
+        names = self._names()
+        return Tokenizer(_with_special_tokens(self._definition, names), **names)
+
     def encode(self, text: str) -> list[int]:
-        """Text to ids. Nothing is put in front or behind; special-token strings inside stay ordinary text."""
+        """Text to ids. Nothing is put in front or behind; special-token strings inside stay ordinary text.
+
+        The ids of a piece of text; those of a text from its start are `begin(encode(text))`.
+        """
         try:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
         except (TypeError, UnicodeEncodeError) as error:
             raise _not_text([text], error) from error
+
+    def begin(self, ids: Sequence[int]) -> list[int]:
+        """Puts in front of the ids what stands at the start of every text: `bos_id`, in families that have one there.
+
+        With tokenizers made here that is nothing. Prompts, conversations and the documents of a corpus begin so.
+        """
+        return [self.bos_id, *ids] if self.add_bos_token and self.bos_id is not None else list(ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts at once, on all cores."""
@@ -153,6 +190,23 @@ class Tokenizer:
     def _outside(self, token_id: int) -> ValueError:
         return ValueError(f"id {token_id} is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}")
 
+    def _put_in_front(self) -> str | None:
+        """The token that the definition's post-processor puts in front of a text, if it does."""
+        processed = self._tokenizer.encode("a", add_special_tokens=True)
+        mask = processed.special_tokens_mask
+        before = processed.ids[: mask.index(0) if 0 in mask else 0]
+        if len(before) > 1:
+            raise ValueError(
+                f"the tokenizer's post_processor puts {len(before)} tokens in front of a text, and at most one is "
+                "supported: take the others out of the tokenizer.json"
+            )
+        return self._tokenizer.id_to_token(before[0]) if before else None
+
+    def _names(self) -> dict[str, str]:
+        """What the constructor needs beside the definition to make this tokenizer again."""
+        names = {"eos_token": self.eos_token, "pad_token": self.pad_token, "bos_token": self.bos_token}
+        return {key: name for key, name in names.items() if name is not None}
+
     @cached_property
     def _is_byte_level(self) -> bool:
         decoder = json.loads(self._definition).get("decoder") or {}
@@ -170,13 +224,14 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and (if it has the role markers) chat_template.jinja.
 
-        `transformers` 4 and 5 read the folder with AutoTokenizer and get the same ids for ordinary text.
+        `transformers` 4 and 5 read the folder with AutoTokenizer and get the same ids for ordinary text, what stands
+        in front of it included.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": self.eos_token,
+            "bos_token": self.bos_token,
             "eos_token": self.eos_token,
             "pad_token": self.pad_token,
             "clean_up_tokenization_spaces": False,
@@ -185,17 +240,17 @@ class Tokenizer:
         _write(folder / "tokenizer.json", self._definition)
         _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2) + "\n")
         if all(token in self.special_ids for token in (*ROLE_TOKENS.values(), END)):
-            _write(folder / "chat_template.jinja", CHAT_TEMPLATE)
+            _write(folder / "chat_template.jinja", chat_template(bos=self.add_bos_token))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._definition, self.eos_token, self.pad_token)
+        return _restore, (self._definition, self._names())
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab_size={self.vocab_size}, hash={self.hash[:12]})"
 
 
-def _restore(definition: str, eos_token: str, pad_token: str) -> Tokenizer:
-    return Tokenizer(definition, eos_token=eos_token, pad_token=pad_token)
+def _restore(definition: str, names: dict[str, str]) -> Tokenizer:
+    return Tokenizer(definition, **names)
 
 
 def _first_of(special_ids: dict[str, int], names: Iterable[str | None]) -> str | None:
@@ -213,7 +268,7 @@ def _declared_tokens(config_file: Path) -> dict[str, str]:
     if not isinstance(config, dict):
         raise ValueError(f"{config_file} holds no object: fetch it again, or delete it")
     names = {}
-    for key in ("eos_token", "pad_token"):
+    for key in ("eos_token", "pad_token", "bos_token"):
         value = config.get(key)
         name = value.get("content") if isinstance(value, dict) else value  # older files hold the whole token
         if isinstance(name, str):

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmtrain.tokenizer.bytelevel import CHARACTER_OF_BYTE
-from llmtrain.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
+from llmtrain.tokenizer.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def train_bpe(
     inner.train_from_iterator(counter, trainer)
     if counter.characters == 0:
         raise ValueError("there is no text to train a tokenizer on: the corpus is empty")
-    tokenizer = Tokenizer(inner.to_str(pretty=True))
+    tokenizer = Tokenizer(inner.to_str(pretty=True), bos_token=END_OF_TEXT)
     if tokenizer.vocab_size < vocab_size:
         logger.warning(
             "tokenizer.vocab_size=%d could not be filled: in %s characters only %d ids were worth making "
@@ -97,7 +97,7 @@ def byte_tokenizer() -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
-    return Tokenizer(inner.to_str(pretty=True))
+    return Tokenizer(inner.to_str(pretty=True), bos_token=END_OF_TEXT)
 
 
 def ensure_tokenizer(
@@ -135,7 +135,8 @@ def ensure_tokenizer(
         if path is None:
             raise ValueError("tokenizer=file needs tokenizer.path, a tokenizer.json or a folder that holds one")
         given = Tokenizer.load(path, add_special_tokens=True)
-        return _kept(Path(data_dir), kind, given.hash, lambda: given)
+        recipe = json.dumps([given.hash, given.eos_token, given.pad_token, given.bos_token])
+        return _kept(Path(data_dir), kind, recipe, lambda: given)
     if kind != "bpe":
         raise ValueError(f"tokenizer.kind={kind} is unknown: use bpe, byte or file")
     if vocab_size is None or documents is None:

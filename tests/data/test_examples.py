@@ -67,7 +67,7 @@ def test_labels_are_the_next_ids_where_the_template_trains_them(tokenizer: Token
     assert example.labels == [token if train else IGNORED for token, train in zip(ids, trained, strict=True)][1:]
     assert example.trained_tokens == sum(trained)
     assert example.prompt_ids == render_chat(messages[:-1], tokenizer, add_generation_prompt=True)[0]
-    assert example.prompt_ids + example.completion_ids == ids
+    assert example.prompt_ids + example.labels[len(example.prompt_ids) - 1 :] == ids
     assert (example.prompt, example.completion) == (turns[-2], turns[-1])
 
 

@@ -56,6 +56,20 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
+def test_each_document_begins_as_its_family_has_it(tmp_path: Path, llama_tok: Tokenizer) -> None:
+    """Also one that is cut into pieces, and the first of the validation part."""
+    texts = [story(seed, 5 * seed + 1) for seed in range(12)]
+    corpus = list_corpus(texts, last=2)
+    prepared = prepare(corpus, llama_tok, data_dir=tmp_path)
+    for shards, own in ((prepared.train[0][0], texts[:-2]), (prepared.val, texts[-2:])):
+        expected = [token for text in own for token in (0, *llama_tok.encode(text), llama_tok.eos_id)]
+        assert shards.read(0, shards.num_tokens).tolist() == expected
+        assert 0 not in shards.never_seen
+    tokens = prepared.train[0][0].num_tokens + prepared.val.num_tokens - 2 * len(texts)
+    assert prepared.stats["characters_per_token"] == pytest.approx(sum(map(len, texts)) / tokens)
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_the_shards_are_the_documents(tmp_path: Path) -> None:
     texts = [story(seed, 3 * seed + 1) for seed in range(40)]
     corpus = list_corpus(texts, last=3)

@@ -84,13 +84,18 @@ def test_without_a_text_only_tasks_are_scored_and_a_warning_says_so(tiny_model, 
     assert run(tmp_path / "bare", "shards_dir=null")["val_bpb"] is None
 
 
-def test_a_fine_tuned_model_is_asked_what_its_own_run_held_out(folder):
-    (folder / "config.yaml").write_text(
-        "data: {kind: date_iso, train_examples: 30, test_examples: 7, seed: 5, max_length: 64}", encoding="utf-8"
-    )
-    results = run(folder, "shards_dir=null", few=None)
+def test_a_fine_tuned_model_is_asked_what_its_own_run_held_out(folder, prepared):
+    """As the folder itself says, wherever it lies; and bits per byte are taken on the text of its base's base."""
+    file = folder / "model/llmtrain.json"
+    info = json.loads(file.read_text(encoding="utf-8"))
+    data = {"kind": "date_iso", "train_examples": 30, "test_examples": 7, "seed": 5, "max_length": 64}
+    tuned = {**info, "config": {"data": data}, "data_fingerprint": "0" * 64, "base": {"base": info}}
+    file.write_text(json.dumps(tuned), encoding="utf-8")
+    (folder / "config.yaml").write_text("data: corpus.txt", encoding="utf-8")  # a stranger's, and none of our business
+    results = run(folder, few=None)
     assert list(results["tasks"]) == ["date_iso"]
     assert results["tasks"]["date_iso"]["n"] == 7
+    assert results["val_tokens"] == prepared.val.num_tokens
 
 
 def test_another_metric_brings_its_own_chance(folder):

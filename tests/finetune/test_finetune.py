@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Inner
 
-from llmtrain import adapters
+from llmtrain import adapters, checkpoint
 from llmtrain.checkpoint import load_model_folder, read_info, save_model_folder
-from llmtrain.launch import finetune
+from llmtrain.launch import evaluate, finetune, task_examples
 from llmtrain.launch.composing import compose
 from llmtrain.model import ModelConfig, build_model
 from llmtrain.tokenizer import Tokenizer, byte_tokenizer
@@ -46,7 +46,8 @@ def make_base(folder: Path, tokenizer: Tokenizer | None = None, **info) -> Path:
         max_position_embeddings=96,
     )
     state = build_model(config, seed=0).state_dict()
-    info = {"never_seen": [*DIGITS, 250], "trained_length": 64} | info
+    known = {"never_seen": [*DIGITS, 250], "trained_length": 64, "config": {"data": {"kind": "files"}}}
+    info = known | info
     save_model_folder(folder, config=config, state_dict=state, tokenizer=tokenizer, info=info)
     return folder
 
@@ -98,6 +99,66 @@ def test_lora_leaves_an_adapter_a_merged_model_and_scores(base, tmp_path, caplog
     info = read_info(Path(results["model"]))
     assert (info["trained_length"], info["base_state_hash"]) == (64, deltas.base_state_hash)
     assert {"step", "tokens", "val_loss"} <= info.keys()
+
+
+@pytest.mark.parametrize("adapter", ["lora", "none"])
+def test_the_folders_know_what_they_were_tuned_on(adapter, base, tmp_path):
+    """Settings, data, commit; what the base was trained on stands under `base`, and what was trained now was seen."""
+    tuned = ["data=date_iso", "data.seed=7", f"adapter={adapter}"]
+    results = tune(base, tmp_path / "run", *tuned)
+    shutil.copytree(results["model"], tmp_path / "elsewhere/model")
+    infos = [load_model_folder(results["model"]).info, load_model_folder(tmp_path / "elsewhere/model").info]
+    if adapter == "lora":
+        infos += [load_model_folder(results["adapter"]).info, read_info(Path(results["adapter"]))]
+    for info in infos:
+        assert (info["config"]["data"]["kind"], info["config"]["data"]["seed"]) == ("date_iso", 7)
+        assert info["config"]["adapter"]["kind"] == adapter
+        assert {"git_commit", "wandb_run_id", "data_fingerprint", "base_state_hash"} <= info.keys()
+        assert (info["base_folder"], info["base"]["config"]) == (str(base), {"data": {"kind": "files"}})
+        assert info["never_seen"] == [250]  # the digits occur in every date
+
+    (tmp_path / "elsewhere/config.yaml").write_text("data: corpus.txt")
+    overrides = [f"model={tmp_path / 'elsewhere'}", "shards_dir=null", "device=cpu", "tasks.examples=3"]
+    evaluated = evaluate.run(compose("evaluate", overrides).settings, tmp_path / "no run folder")
+    assert list(evaluated["tasks"]) == ["date_iso"]
+
+
+def test_old_llama_folders_can_be_tuned(tmp_path):
+    """Their weights hold a table that is no parameter; the merge comes after the training, and knows the base again."""
+    base = make_base(tmp_path / "base")
+    table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.arange(4.0)}
+    save_file({**load_file(base / "model.safetensors"), **table}, base / "model.safetensors")
+    results = tune(base, tmp_path / "run", "trainer.max_steps=1")
+    assert (logits(results["adapter"]) - logits(results["model"])).abs().max().item() < 1e-4
+
+
+def test_a_base_that_is_exchanged_before_its_hash_is_taken_is_read_again(tmp_path, monkeypatch):
+    """Or the adapter would name weights that it was not trained on, and be merged into those."""
+    base = make_base(tmp_path / "base")
+    other = {key: value + 1 for key, value in load_model_folder(base).model.state_dict().items()}
+    take, left = checkpoint.folder_state_hash, [other]
+
+    def exchange_first(folder):
+        if left:
+            config = load_model_folder(base).config
+            save_model_folder(base, config=config, state_dict=left.pop(), tokenizer=byte_tokenizer(), info={})
+        return take(folder)
+
+    monkeypatch.setattr(checkpoint, "folder_state_hash", exchange_first)
+    settings = compose("finetune", [f"model={base}"]).settings
+    loaded, state_hash = finetune._base_model(settings, base, tmp_path)
+    assert state_hash == take(base)
+    assert torch.equal(loaded.model.model.norm.weight, other["model.norm.weight"])
+
+
+def test_a_family_with_a_begin_of_text_is_tuned_with_it(tmp_path, llama_tok):
+    base = make_base(tmp_path / "base", llama_tok, never_seen=[])
+    settings = compose("finetune", [f"model={base}", "data.train_examples=5", "data.test_examples=2"]).settings
+    task = task_examples.task_from(settings)
+    train, _ = task_examples.examples_from(settings, load_model_folder(base), task)
+    assert {(example.input_ids[0], example.labels[0], example.prompt_ids[0]) for example in train} == {(0, -100, 0)}
+    results = tune(base, tmp_path / "run", "trainer.max_steps=1")
+    assert load_model_folder(results["model"]).tokenizer.begin([]) == [0]
 
 
 def test_without_token_rows_it_says_how_many_targets_stay_untrained(base, tmp_path, caplog):

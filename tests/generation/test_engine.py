@@ -49,6 +49,17 @@ def differs_without_cache(model, tok, prompts, completions):
 
 
 @pytest.mark.medium
+def test_a_text_is_continued_from_its_start_and_ids_as_they_are(model, tok, llama_tok):
+    """In families with a begin-of-text token that stands in front; the continuation is that of those ids."""
+    engine = Engine(model, llama_tok)
+    ids = [llama_tok.special_ids["<s>"], *llama_tok.encode("ab")]
+    assert engine.submit("ab").input_ids == ids
+    assert engine.submit(ids[1:]).input_ids == ids[1:]
+    assert Engine(model, tok).submit("ab").input_ids == tok.encode("ab")
+    text, given, without = ids_of(Engine(model, llama_tok).generate(["ab", ids, ids[1:]], GREEDY))
+    assert text == given != without
+
+
 def test_cached_uncached_alone_batched_and_streamed_agree_for_64_unequal_prompts(model, tok):
     """A gap below 1e-5 between the two best logits counts as a tie and is reported."""
     prompts = random_prompts(64)

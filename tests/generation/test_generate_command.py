@@ -111,7 +111,8 @@ def test_a_base_model_that_never_saw_a_chat_says_so(folder, tok, caplog):
     run(folder, *short, "chat=true")
     assert f"chat=true: {folder} was never trained on the role markers of a chat" in caplog.text
     caplog.clear()
-    file.write_text(json.dumps(info | {"base_state_hash": "0"}), encoding="utf-8")  # as fine-tuning leaves it
+    # As fine-tuning on chats without a system message leaves it.
+    file.write_text(json.dumps(info | {"never_seen": [tok.special_ids["<|system|>"], 200]}), encoding="utf-8")
     run(folder, *short, "chat=true")
     assert "role markers" not in caplog.text
 

@@ -47,8 +47,8 @@ def transformers4(tmp_path_factory) -> Path:
     return target
 
 
-def test_transformers_4_reads_every_shape(transformers4, tmp_path):
-    tokenizer = byte_tokenizer()
+def test_transformers_4_reads_every_shape(transformers4, llama_tok, tmp_path):
+    """And both kinds of tokenizer: ours, and one that begins every text with a token of its own."""
     ids = torch.randint(0, 262, (2, 100), generator=torch.Generator().manual_seed(2))
     for name, changes in SHAPES.items():
         config = ModelConfig(
@@ -63,9 +63,14 @@ def test_transformers_4_reads_every_shape(transformers4, tmp_path):
             **changes,
         )
         model = build_model(config, seed=0).eval()
+        tokenizer = llama_tok if name == "untied" else byte_tokenizer()
         save_model_folder(tmp_path / name, config=config, state_dict=model.state_dict(), tokenizer=tokenizer, info={})
         with torch.no_grad():
-            saved = {"ids": ids, "logits": model(ids), "text": torch.tensor(tokenizer.encode("你好 naïve"))}
+            saved = {
+                "ids": ids,
+                "logits": model(ids),
+                "text": torch.tensor(tokenizer.begin(tokenizer.encode("你好 naïve"))),
+            }
         torch.save(saved, tmp_path / f"{name}.pt")
     folders = [str(tmp_path / name) for name in SHAPES]
     environment = os.environ | {"PYTHONPATH": str(transformers4)}

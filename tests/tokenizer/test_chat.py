@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,6 +42,14 @@ def test_a_generation_prompt_ends_where_the_answer_begins() -> None:
     assert not any(trained)
 
 
+def test_a_conversation_begins_as_every_text_does(llama_tok: Tokenizer) -> None:
+    question = [{"role": "user", "content": "a"}]
+    ids, trained = render_chat(question, llama_tok, add_generation_prompt=True)
+    marker = llama_tok.special_ids
+    assert ids == [marker["<s>"], marker["<|user|>"], *llama_tok.encode("a"), marker["<|assistant|>"]]
+    assert not any(trained)
+
+
 @settings(max_examples=100)
 @given(turns=st.lists(st.tuples(st.sampled_from(["user", "assistant"]), CONTENT), max_size=5))
 def test_text_between_markers_is_the_text_and_nothing_else(turns: list[tuple[str, str]]) -> None:
@@ -61,13 +71,15 @@ def test_text_between_markers_is_the_text_and_nothing_else(turns: list[tuple[str
 @pytest.mark.parametrize(
     ("messages", "sentence"),
     [
+        (["hello"], r"message 0 is 'hello': give a mapping with 'role' and 'content'"),
+        ([{"role": ["user"], "content": "x"}], r"message 0 has the role \['user'\]: use system, user or assistant"),
         ([{"role": "tool", "content": "x"}], r"message 0 has the role 'tool': use system, user or assistant"),
         ([{"content": "x"}], "message 0 has the role None"),
         ([{"role": "user"}], r"message 0 \(user\) has no text in 'content'"),
         ([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}], "message 1 is a system message"),
     ],
 )
-def test_malformed_messages_are_refused(messages: list[dict[str, str]], sentence: str) -> None:
+def test_malformed_messages_are_refused(messages: list[Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         render_chat(messages, BYTES)
 

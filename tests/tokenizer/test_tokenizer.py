@@ -142,13 +142,34 @@ def test_a_tokenizer_of_another_family(tmp_path: Path) -> None:
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.eos_token, loaded.pad_token, loaded.end_id) == ("</s>", "</s>", None)
     ids = loaded.encode("b a好")
-    assert ids[:2] == [261, 262]  # and no <s> in front
+    assert ids[:2] == [261, 262]  # of a piece of text; of a text from its start <s> stands in front
+    assert loaded.begin(ids) == [1, *ids]
+    assert (loaded.bos_token, loaded.bos_id, loaded.add_bos_token) == ("<s>", 1, True)
     assert b"".join(map(loaded.token_bytes, ids)) == "b a好".encode()
     assert loaded.decode(ids) == "b a好"
     assert loaded.encode("</s>")[0] != loaded.eos_id
     loaded.save(tmp_path / "saved")
     assert not (tmp_path / "saved" / "chat_template.jinja").exists()
-    assert Tokenizer.load(tmp_path / "saved").eos_token == "</s>"
+    again = Tokenizer.load(tmp_path / "saved")
+    assert (again.eos_token, again.begin([7])) == ("</s>", [1, 7])
+    assert pickle.loads(pickle.dumps(loaded)).begin([7]) == [1, 7]
+
+
+def test_nothing_is_put_in_front_of_ours(small_bpe: Tokenizer, tmp_path: Path) -> None:
+    small_bpe.save(tmp_path)
+    for tokenizer in (BYTES, small_bpe, Tokenizer.load(tmp_path)):
+        assert (tokenizer.bos_token, tokenizer.bos_id, tokenizer.add_bos_token) == ("<|endoftext|>", 0, False)
+        assert tokenizer.begin([7, 8]) == [7, 8]
+    assert "bos_token" not in (tmp_path / "chat_template.jinja").read_text()
+
+
+def test_several_tokens_in_front_are_refused(tmp_path: Path) -> None:
+    inner = sentencepiece_like()
+    special = [("<s>", 1), ("</s>", 2)]
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single="<s> </s> $A", special_tokens=special)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match="puts 2 tokens in front of a text, and at most one is supported"):
+        Tokenizer.load(tmp_path)
 
 
 def test_missing_special_tokens_can_be_added(tmp_path: Path) -> None:
