@@ -221,9 +221,7 @@ def target_from(settings: DictConfig) -> Target:
             )
         precision = "bf16" if trainer.precision == "auto" else trainer.precision
         gpu = hardware.GPUS[plan.device]
-        peak = gpu.bf16 if precision == "bf16" else gpu.fp32
-        memory = int(gpu.memory_gb * 1e9)
-        target = Target(plan.device, False, devices, num_nodes, precision, memory, peak)
+        target = Target(plan.device, False, devices, num_nodes, precision, gpu.memory, gpu.peak(precision))
     return target if plan.memory_gb is None else replace(target, memory=int(plan.memory_gb * 1e9))
 
 

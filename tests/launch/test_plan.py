@@ -13,6 +13,7 @@ from llmtrain.launch.composing import compose
 from llmtrain.launch.plan import plan_from, run
 from llmtrain.launch.plan_text import describe, short_form, shortage
 from llmtrain.model import ModelConfig, flops_per_token, parameter_count
+from llmtrain.training.hardware import GPUS
 
 H100 = [
     "model=350m", "tokenizer.vocab_size=32768", "optim=adamw", "data.sequence_length=2048", "plan.device=h100",
@@ -51,7 +52,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(tmp_path):
     plan = plan_from(settings(tmp_path, *H100))
     for stage in plan.stages:
         rows = plan.workload.largest_micro_batch(plan.target, stage)
-        room = 80e9 - forecast.RESERVED
+        room = GPUS["h100"].memory - forecast.RESERVED
         assert plan.workload.memory(plan.target, stage, micro_batch_size=rows).total <= room
         assert plan.workload.memory(plan.target, stage, micro_batch_size=rows + 1).total > room
 
