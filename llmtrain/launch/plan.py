@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch import forecast
-from llmtrain.launch.forecast import Target, Workload
+from llmtrain.launch.forecast import Target
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.model import ModelConfig
     from llmtrain.training.geometry import BatchGeometry, RunLength
+    from llmtrain.training.memory import TrainingMemory, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,22 @@ class Plan:
         stages = [1, 2] if self.workload.optimizer == "muon" else [1, 2, 3]
         return [0, *stages] if self.target.world_size == 1 else stages
 
+    @property
+    def memory(self) -> TrainingMemory:
+        """Of one process under the run's strategy."""
+        return self.memory_at(self.stage)
+
+    def memory_at(self, stage: int) -> TrainingMemory:
+        """Of one process at a ZeRO stage."""
+        return forecast.memory(self.workload, self.target, stage)
+
+    def largest_micro_batch(self, stage: int) -> int | None:
+        """See `forecast.largest_micro_batch`."""
+        return forecast.largest_micro_batch(self.workload, self.target, stage)
+
     def files(self) -> dict[str, int]:
         """Bytes on disk of a checkpoint; see `forecast.checkpoint_bytes`."""
-        return forecast.checkpoint_bytes(
-            self.config, optimizer=self.workload.optimizer, stage=self.stage, precision=self.target.precision
-        )
+        return forecast.checkpoint_bytes(self.config, optimizer=self.workload.optimizer)
 
     def cost(self, seconds: float | None) -> float | None:
         """Of all devices for so long."""
@@ -180,6 +192,8 @@ def plan_of(
 
 def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry) -> dict[str, Any]:
     """The parts of a plan that only the settings decide."""
+    from llmtrain.training.memory import Workload
+
     trainer, strategy = settings.trainer, settings.strategy
     workload = Workload(
         config=config,
@@ -187,7 +201,7 @@ def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry
         sequence_length=settings.data.sequence_length,
         optimizer=settings.optim.name,
         gradient_checkpointing=trainer.gradient_checkpointing,
-        grad_accum_dtype=strategy.get("grad_accum_dtype", "fp32"),
+        **{key: value for key, value in strategy.items() if key != "name"},  # what is accumulated and offloaded
     )
     return {
         "config": config,
@@ -301,9 +315,9 @@ def to_results(plan: Plan) -> dict[str, Any]:
         "precision": target.precision,
         "zero_stage": plan.stage,
         "micro_batch_size": plan.batch.micro_batch_size,
-        "memory": {stage: plan.workload.memory(target, stage).to_dict() for stage in stages},
+        "memory": {stage: plan.memory_at(stage).to_dict() for stage in stages},
         "device_memory": target.memory,
-        "largest_micro_batch": {stage: plan.workload.largest_micro_batch(target, stage) for stage in stages},
+        "largest_micro_batch": {stage: plan.largest_micro_batch(stage) for stage in stages},
         "checkpoint": plan.files(),
         "peak_flops": target.peak_flops,
         "mfu": plan.mfu,

@@ -88,7 +88,7 @@ def measure(overrides: Sequence[str], *, paths: DictConfig) -> list[Measured]:
             ]
             settings = compose("plan", [*overrides, *case]).settings
             plan = plan_from(settings)
-            memory = plan.workload.memory(plan.target, plan.stage)
+            memory = plan.memory
             if strategy == "single" and memory.state < _LEAST_STATE:
                 raise ValueError(
                     f"training_memory={list(overrides)} has {size(memory.state)} of state; at least "

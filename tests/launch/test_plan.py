@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from llmtrain.launch import forecast
 from llmtrain.launch.composing import compose
 from llmtrain.launch.plan import plan_from, run
 from llmtrain.launch.plan_text import describe, short_form, shortage
 from llmtrain.model import ModelConfig, flops_per_token, parameter_count
+from llmtrain.training import hardware
 from llmtrain.training.hardware import GPUS
 
 H100 = [
@@ -51,15 +55,16 @@ def test_a_run_on_machines_that_are_not_here(tmp_path, caplog):
 def test_the_largest_micro_batch_fits_and_one_more_does_not(tmp_path):
     plan = plan_from(settings(tmp_path, *H100))
     for stage in plan.stages:
-        rows = plan.workload.largest_micro_batch(plan.target, stage)
+        rows = plan.largest_micro_batch(stage)
         room = GPUS["h100"].memory - forecast.RESERVED
-        assert plan.workload.memory(plan.target, stage, micro_batch_size=rows).total <= room
-        assert plan.workload.memory(plan.target, stage, micro_batch_size=rows + 1).total > room
+        fits, does_not = (replace(plan.workload, micro_batch_size=number) for number in (rows, rows + 1))
+        assert forecast.memory(fits, plan.target, stage).total <= room
+        assert forecast.memory(does_not, plan.target, stage).total > room
 
 
 def test_too_little_memory_is_said(tmp_path):
     plan = plan_from(settings(tmp_path, *H100, "plan.memory_gb=1"))
-    assert plan.workload.largest_micro_batch(plan.target, 2) == 0
+    assert plan.largest_micro_batch(2) == 0
     assert "a device has 1.00 GB" in (shortage(plan) or "")
     assert shortage(plan) in describe(plan)
     assert shortage(plan_from(settings(tmp_path, *H100, "trainer.gradient_checkpointing=true"))) is None
@@ -97,6 +102,40 @@ def test_this_machine_is_measured_and_shared(tmp_path):
     assert one.target.peak_flops > 1e9
     assert one.stages == [0, 1, 2]
     assert two.stages == [1, 2]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_named_card_is_planned_for_as_the_card_itself(tmp_path, monkeypatch, precision):
+    """An H200 by its data sheet, and one that is here: it says its name and 139.8 GiB."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    found = SimpleNamespace(total_memory=int(139.8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    one = [*H100, "trainer.devices=1", "trainer.num_nodes=1", f"trainer.precision={precision}"]
+    named = plan_from(settings(tmp_path, *one, "plan.device=h200"))
+    here = plan_from(settings(tmp_path, *one, "plan.device=auto"))
+    trained = hardware.peak_of(precision, torch.device("cuda", 0)).flops  # what MFU is a share of
+    assert named.target.peak_flops == here.target.peak_flops == trained
+    assert named.target.memory == pytest.approx(here.target.memory, rel=0.02)
+    assert named.largest_micro_batch(2) == pytest.approx(here.largest_micro_batch(2), rel=0.03)
+    assert named.seconds == here.seconds
+
+
+def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_path):
+    plain = plan_from(settings(tmp_path, *H100))
+    offloaded = plan_from(settings(tmp_path, *H100, "strategy.offload_optimizer=true"))
+    assert plain.memory.optimizer > 0
+    assert (offloaded.memory.optimizer, offloaded.memory.gradients) == (0, 0)
+    assert offloaded.largest_micro_batch(2) > plain.largest_micro_batch(2)
+    host = forecast.size(offloaded.memory.host - plain.memory.host)
+    assert f"offloaded, beside the above: {host} in the host's memory" in "\n".join(describe(offloaded))
+    would = "\n".join(describe(plain))
+    assert f"strategy.offload_optimizer=true: {forecast.size(offloaded.memory.total)} on the device, {host}" in would
+    assert f"; {offloaded.largest_micro_batch(2)} rows fit" in would
+    third = [*H100, "strategy=deepspeed_3", "strategy.offload_optimizer=true", "strategy.offload_parameters=true"]
+    assert plan_from(settings(tmp_path, *third)).memory.state == 0
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,11 @@ Pure: imports neither deepspeed nor lightning, so that settings are refused in t
 from typing import Any, Literal
 
 Stage = Literal[1, 2, 3]
+BUCKET_ELEMENTS = 50_000_000
+"""Of the buckets in which gradients are reduced and weights gathered.
+
+DeepSpeed allocates a bucket anew at every step, so its default of 5e8 is 2 GB in fp32.
+"""
 STRATEGIES = ("single", "deepspeed_1", "deepspeed_2", "deepspeed_3")
 
 
@@ -88,9 +93,8 @@ def deepspeed_config(
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": not on_cpu,  # a CPU has no second stream: overlapping only adds a buffer
-        # In elements. DeepSpeed allocates a bucket anew at every step, so its default of 5e8 is 2 GB.
-        "reduce_bucket_size": 50_000_000,
-        "allgather_bucket_size": 50_000_000,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
     }
     if on_cpu and stage == 1:
         # Copying gradients into a bucket fights fragmentation of GPU memory; here it costs four copies a step.
