@@ -121,7 +121,7 @@ def present_target(machine: Machine, *, measure: bool) -> Target:
             machine.num_nodes,
             machine.precision,
             torch.cuda.get_device_properties(device).total_memory,
-            found and found.flops,
+            None if found is None else found.flops,
         )
     peak = None
     if measure:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch import forecast
+from llmtrain.launch import forecast, starting
 from llmtrain.launch.forecast import Target
 
 if TYPE_CHECKING:
@@ -148,20 +148,19 @@ def _check(settings: DictConfig) -> None:
 
 def plan_from(settings: DictConfig) -> Plan:
     """The figures of the settings, everything checked as `pretrain` would."""
-    from llmtrain.launch import pretrain
     from llmtrain.training.deepspeed.config import check_strategy
-    from llmtrain.training.geometry import divide_batch, rows_per_step
+    from llmtrain.training.geometry import divide_batch
 
-    trainer, length, strategy = settings.trainer, settings.data.sequence_length, settings.strategy
+    rows = starting.check_anywhere(settings)
+    trainer, length = settings.trainer, settings.data.sequence_length
     target = target_from(settings)
-    check_strategy(strategy.name, devices=target.devices, num_nodes=target.num_nodes, optimizer=settings.optim.name)
-    batch = divide_batch(
-        rows_per_step(trainer.batch_tokens, length),
-        micro_batch_size=trainer.micro_batch_size,
-        world_size=target.world_size,
-    )
+    check_strategy(
+        **settings.strategy, devices=target.devices, num_nodes=target.num_nodes, optimizer=settings.optim.name,
+        precision=target.precision,
+    )  # fmt: skip
+    batch = divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=target.world_size)
     config, epoch_rows = _shape_and_corpus(settings)
-    pretrain._check_context(length, config.max_position_embeddings)
+    starting.check_context(length, config.max_position_embeddings)
     return Plan(
         target=target,
         length=_length(settings, batch, epoch_rows),
@@ -242,7 +241,6 @@ def target_from(settings: DictConfig) -> Target:
 def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
     """The model's shape, and the windows of an epoch if the corpus is prepared."""
     from llmtrain.checkpoint import read_config, resolve_model
-    from llmtrain.launch import pretrain
     from llmtrain.tokenizer import Tokenizer
 
     if settings.init is not None:
@@ -251,7 +249,7 @@ def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
         return read_config(folder), found and found[1]
     found = _prepared(settings, None)
     vocab_size = found[0] if found else _vocab_size(settings)
-    return pretrain._model_config(settings, vocab_size=vocab_size), found and found[1]
+    return starting.model_config(settings, vocab_size=vocab_size), found and found[1]
 
 
 def _prepared(settings: DictConfig, tokenizer: Any) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from llmtrain.training import placement
+from llmtrain.training.ranges import shown
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ def resolve_accelerator(accelerator: str) -> str:
         ValueError: for an unknown name, or a GPU that is asked for and not there.
     """
     if accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        raise ValueError(f"trainer.accelerator={accelerator!r} must be auto, cpu or gpu.")
+        raise ValueError(f"trainer.accelerator={shown(accelerator)!r} must be auto, cpu or gpu.")
     available = torch.cuda.is_available()
     if accelerator == "auto":
         return "gpu" if available else "cpu"
@@ -181,7 +182,7 @@ def resolve_precision(precision: str, accelerator: str) -> str:
         ValueError: for an unknown name.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"trainer.precision={precision!r} must be one of {', '.join(PRECISIONS)}.")
+        raise ValueError(f"trainer.precision={shown(precision)!r} must be one of {', '.join(PRECISIONS)}.")
     native = has_native_bf16(accelerator)
     if precision == "auto":
         return "bf16" if native else "fp32"

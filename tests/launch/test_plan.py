@@ -124,8 +124,9 @@ def test_a_named_card_is_planned_for_as_the_card_itself(tmp_path, monkeypatch, p
 
 
 def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_path):
-    plain = plan_from(settings(tmp_path, *H100))
-    offloaded = plan_from(settings(tmp_path, *H100, "strategy.offload_optimizer=true"))
+    one = [*H100, "trainer.devices=1", "trainer.num_nodes=1"]
+    plain = plan_from(settings(tmp_path, *one))
+    offloaded = plan_from(settings(tmp_path, *one, "strategy.offload_optimizer=true"))
     assert plain.memory.optimizer > 0
     assert (offloaded.memory.optimizer, offloaded.memory.gradients) == (0, 0)
     assert offloaded.largest_micro_batch(2) > plain.largest_micro_batch(2)
@@ -149,16 +150,51 @@ def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_
         ("trainer.batch_tokens=100", "trainer.batch_tokens=100 is not a multiple"),
         ("trainer.micro_batch_size=5", "trainer.micro_batch_size=5 does not divide"),
         ("trainer.precision=int8", "trainer.precision='int8' must be one of"),
-        ("trainer.num_nodes=0", "trainer.num_nodes=0 must be at least 1"),
+        ("trainer.num_nodes=0", "trainer.num_nodes=0 must be a whole number of at least 1"),
         ("strategy=single", "strategy=single runs one process, not 16"),
         ("data.sequence_length=4096", "exceeds the model's context of 2048"),
-        ("init=nowhere", "model=nowhere does not exist"),
+        ("init=nowhere", "init=nowhere does not exist"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, override, sentence):
     with pytest.raises(ValueError, match=r".+") as error:
         run(settings(tmp_path, *H100, override), tmp_path / "run")
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim=muon", "strategy.offload_optimizer=true"],
+        ["optim=muon", "strategy=deepspeed_3"],
+        ["strategy.grad_accum_dtype=int8"],
+        ["strategy.grad_accum_dtype=bf16", "trainer.precision=fp32"],
+        ["optim.lr=-1"],
+        ["optim=muon", "optim.muon_steps=0"],
+        ["optim.grad_clip=-1"],
+        ["optim.warmup_steps=2000"],
+        ["trainer.log_every=0"],
+        ["trainer.keep_last=0"],
+        ["trainer.timeout=0"],
+        ["seed=-1"],
+        ["model.hidden_size=100"],
+        ["sampling.top_p=0"],
+    ],
+    ids=lambda overrides: overrides[-1],
+)
+def test_plan_refuses_what_pretrain_refuses_in_the_same_words(tmp_path, overrides):
+    """With a device that is not here, so nothing of this machine is asked."""
+    from llmtrain.launch import pretrain
+
+    one = [each for each in H100 if not each.startswith(("trainer.devices", "trainer.num_nodes", "plan."))]
+    one += ["trainer.precision=bf16", *overrides]
+    said = []
+    for command, more in ((plan_from, "plan.device=h100"), (lambda given: pretrain.run(given, tmp_path), None)):
+        given = compose("plan" if more else "pretrain", [*one, *([more] if more else [])]).settings
+        with pytest.raises(ValueError, match=r".+") as error:
+            command(given)
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 def test_a_probe_is_of_one_machine(tmp_path):

@@ -144,7 +144,7 @@ def test_resume_auto_does_not_replace_a_model_without_a_checkpoint(train, tmp_pa
     train(tmp_path, steps=steps, checkpoint_every=None, lora=lora)
     before = content(tmp_path)
     name = "adapter" if lora else "model"
-    with pytest.raises(ValueError, match=rf"holds another run \({name}\) and no checkpoint.* resume=auto would replace"):
+    with pytest.raises(ValueError, match=rf"another run \({name}\) and no checkpoint.* resume=auto would replace"):
         train(tmp_path, steps=12, checkpoint_every=None, lora=lora, resume="auto")
     assert content(tmp_path) == before
 

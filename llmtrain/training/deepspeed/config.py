@@ -5,6 +5,8 @@ Pure: imports neither deepspeed nor lightning, so that settings are refused in t
 
 from typing import Any, Literal
 
+from llmtrain.training.ranges import shown
+
 Stage = Literal[1, 2, 3]
 BUCKET_ELEMENTS = 50_000_000
 """Of the buckets in which gradients are reduced and weights gathered.
@@ -31,13 +33,13 @@ def check_strategy(
         ValueError: one sentence saying which setting to change.
     """
     if name not in STRATEGIES:
-        raise ValueError(f"strategy={name} is unknown; choose one of {', '.join(STRATEGIES)}.")
+        raise ValueError(f"strategy={shown(name)} is unknown; choose one of {', '.join(STRATEGIES)}.")
     if devices < 1 or num_nodes < 1:
         raise ValueError(f"trainer.devices={devices} and trainer.num_nodes={num_nodes} must both be at least 1.")
     if name == "single" and devices * num_nodes > 1:
         raise ValueError(f"strategy=single runs one process, not {devices * num_nodes}; choose strategy=deepspeed_1.")
     if grad_accum_dtype not in ("fp32", "bf16"):
-        raise ValueError(f"strategy.grad_accum_dtype={grad_accum_dtype} is unknown; choose fp32 or bf16.")
+        raise ValueError(f"strategy.grad_accum_dtype={shown(grad_accum_dtype)} is unknown; choose fp32 or bf16.")
     if grad_accum_dtype == "bf16" and precision != "bf16":
         raise ValueError(
             f"strategy.grad_accum_dtype=bf16 needs a bf16 run, and trainer.precision is {precision}; leave it fp32."
