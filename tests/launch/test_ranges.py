@@ -21,7 +21,7 @@ CHOICES = [
 NULL, HALVES, LARGE = {"null"}, {"1.5", "1e300"}, {"1e300"}
 WORDS = set(ODD) - {"null"}  # a name may be anything but nothing
 MEANINGS = {
-    "logger.project": WORDS,
+    "logger.project": WORDS, "logger.mode": {"auto"},
     "optim.eps": HALVES, "optim.lr": HALVES, "optim.muon_lr": HALVES, "optim.weight_decay": HALVES,
     "optim.grad_clip": HALVES | NULL,
     "strategy.offload_optimizer": {"true"}, "strategy.offload_parameters": {"true"},
