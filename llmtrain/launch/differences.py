@@ -132,9 +132,7 @@ def _checkpoints(straight: Path, resumed: Path, extra: Collection[int]) -> Itera
             yield Difference(step, "a checkpoint", step in left, step in right)
 
 
-def _counters(
-    straight: Path, resumed: Path, extra: Collection[int], tolerance: float
-) -> Iterator[Difference | None]:
+def _counters(straight: Path, resumed: Path, extra: Collection[int], tolerance: float) -> Iterator[Difference | None]:
     """What the checkpoints of both say of their run, settings included, but for the clock.
 
     Where a signal stopped the run its checkpoint came before a validation that was due, so it knows less.

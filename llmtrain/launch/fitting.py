@@ -82,7 +82,7 @@ def check_machine(settings: DictConfig) -> Machine:
     Raises:
         ValueError: A setting that cannot work here.
     """
-    from llmtrain.training import hardware
+    from llmtrain.training import hardware, placement, wandb_server
     from llmtrain.training.deepspeed.config import check_strategy
 
     trainer = settings.trainer
@@ -96,6 +96,8 @@ def check_machine(settings: DictConfig) -> Machine:
     )
     if trainer.compile:
         hardware.check_compiler()
+    if settings.logger.get("mode") == "online" and placement.here().is_first:
+        wandb_server.resolve_mode("online")  # an hour before the run would find out
     return machine
 
 

@@ -283,10 +283,11 @@ def _result(
 
 def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
     loggers: list[Logger] = [MetricsCsv(run_dir / METRICS_FILE, resumed_step=resumed_step)]
-    if wandb is not None:
-        loggers.append(build_wandb(run_dir, **wandb))
+    remote = None if wandb is None else build_wandb(run_dir, **wandb)
+    if remote is not None:
+        loggers.append(remote)
         if resumed_step and is_main_process():
-            repeat_last(loggers[-1], read_rows(run_dir / METRICS_FILE))
+            repeat_last(remote, read_rows(run_dir / METRICS_FILE))
     return loggers
 
 

@@ -163,7 +163,9 @@ def check_intervals(*, log_every: int | None, **others: int | None) -> None:
         raise ValueError("trainer.log_every=null must be a number of steps.")
     for name, value in {"log_every": log_every, **others}.items():
         if value is not None:
-            check_whole(f"trainer.{name}", value, least=1, otherwise="" if name == "log_every" else ", or null for never")
+            check_whole(
+                f"trainer.{name}", value, least=1, otherwise="" if name == "log_every" else ", or null for never"
+            )
 
 
 def _near_multiples(value: int, unit: int) -> str:

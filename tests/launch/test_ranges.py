@@ -9,7 +9,7 @@ import pytest
 
 from llmtrain.launch import composing, finetune, starting
 from llmtrain.launch.composing import compose, known_keys
-from llmtrain.training import hardware
+from llmtrain.training import hardware, wandb_server
 
 ODD = ("null", "-1", "nan", "inf", "-inf", "words", "1e300", "auto", "1.5", "true")
 SECTIONS = ("trainer", "optim", "strategy", "logger")
@@ -86,3 +86,9 @@ def test_the_sentence(override, sentence):
     with pytest.raises(ValueError, match=r".+") as error:
         starting.check_settings(compose("pretrain", [*CHOICES[0][1:], "trainer.accelerator=cpu", override]).settings)
     assert str(error.value).startswith(sentence)
+
+
+def test_online_is_insisted_on_in_the_first_second(monkeypatch):
+    monkeypatch.setattr(wandb_server, "has_login", lambda: False)
+    with pytest.raises(ValueError, match="logger.mode=online: nobody is logged in here"):
+        starting.check_settings(compose("pretrain", [*CHOICES[0][1:], "logger.mode=online"]).settings)

@@ -66,8 +66,18 @@ def test_another_gpu_with_a_like_name_is_measured_instead(name):
 @pytest.mark.parametrize(
     ("key", "reported"),
     [
-        ("h100", 79.1), ("h100", 79.6), ("h200", 139.8), ("h100-nvl", 93.1), ("a100-40gb", 39.4), ("a100", 79.2),
-        ("h20", 95.1), ("rtx4090", 23.52), ("rtx3090", 23.68), ("l40s", 44.39), ("l40", 44.4), ("l4", 22.03),
+        ("h100", 79.1),
+        ("h100", 79.6),
+        ("h200", 139.8),
+        ("h100-nvl", 93.1),
+        ("a100-40gb", 39.4),
+        ("a100", 79.2),
+        ("h20", 95.1),
+        ("rtx4090", 23.52),
+        ("rtx3090", 23.68),
+        ("l40s", 44.39),
+        ("l40", 44.4),
+        ("l4", 22.03),
     ],  # fmt: skip
 )
 def test_a_cards_memory_is_what_cuda_says(key, reported):
