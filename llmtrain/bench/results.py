@@ -32,7 +32,7 @@ class Comparison:
         theirs: Who the other side is.
         unit: Of the rates.
         mark: What the median should reach; `None` for a figure without a mark.
-        at_most: An upper limit: of a figure that should be small, or with `mark` of one that should be near the others'.
+        at_most: What the median should stay under: alone, or above `mark` for a figure that should be near the other's.
     """
 
     name: str

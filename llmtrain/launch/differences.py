@@ -1,4 +1,4 @@
-"""The first difference between two runs that should be one: samples, figures, checkpoints, counters, weights, optimiser.
+"""The first difference between two runs that should be one: samples, figures, checkpoints, weights, training state.
 
 Reads what runs leave in their folders. Knows file names and steps; not how a run was interrupted, nor what trains it.
 """
@@ -149,12 +149,12 @@ def _counters(straight: Path, resumed: Path, extra: Collection[int], tolerance: 
 
 def _scalars(straight: Path, resumed: Path, tolerance: float) -> Iterator[Difference | None]:
     """The single numbers that the optimiser keeps, such as its step count, in the last checkpoint of each."""
-    found = []
+    found: list[dict[str, Any]] = []
     for folder in (straight, resumed):
         files = [folder / f"checkpoints/step-{step:06d}/resume/state.json" for step in _checkpoint_steps(folder)[-1:]]
         flat = [pair for file in files if file.is_file() for pair in _flat(file)]
         found.append({key: value for key, value in flat if ".scalars." in key})
-    yield from _values(None, "state.json", *found, tolerance)
+    yield from _values(None, "state.json", found[0], found[1], tolerance)
 
 
 def _flat(path: Path) -> Iterator[tuple[str, Any]]:

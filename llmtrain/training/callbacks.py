@@ -38,8 +38,8 @@ class Figures(Callback):
     """Logs losses, speed and learning rate, and shows them on the progress line.
 
     Speed is trained tokens of finished steps over seconds of training alone: validation, checkpoints and samples stop
-    the watch. MFU is FLOPs of the positions that were computed, over all processes, per second and peak FLOP/s. It is not
-    bounded: above 1, which is warned of, the peak was measured too low or the FLOPs are counted wrong.
+    the watch. MFU is FLOPs of the positions that were computed, over all processes, per second and peak FLOP/s. Nothing
+    bounds it: above 1, which is warned of, the peak was measured too low or the FLOPs are counted wrong.
 
     Args:
         control: the run's timetable.

@@ -1,6 +1,6 @@
 """What a run folder holds of former sessions, and whether a session that does not go on from there may begin in it.
 
-Nothing that training has brought about is replaced without being asked for: a model, an adapter, results and checkpoints
+Nothing that training has brought about is replaced without being asked: a model, an adapter, results and checkpoints
 refuse a fresh start. Figures alone are left by a run that was killed before it had anything else; its steps come again.
 Knows names of files; not what is in them, nor how training resumes.
 """

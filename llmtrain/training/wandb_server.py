@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ MODES = ("auto", "online", "offline")
 _PORTS = {"http": 80, "https": 443}
 
 
-def resolve_mode(mode: str) -> str:
+def resolve_mode(mode: str) -> Literal["online", "offline"]:
     """What a run is: `online` or `offline`. A setting wins over `WANDB_MODE`, which is asked for `auto` only.
 
     Args:

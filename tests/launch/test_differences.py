@@ -67,8 +67,8 @@ def test_equal_runs(straight, resumed):
     found = compare_runs(straight, resumed, extra=[3])
     assert found.first is None
     assert found.counts == {
-        "steps_with_samples": 4, "figures": 4 * 4, "checkpoints": 2, "counters": 8, "weights": 4, "optimizer_tensors": 1,
-        "optimizer_scalars": 1,
+        "steps_with_samples": 4, "figures": 4 * 4, "checkpoints": 2, "counters": 8, "weights": 4,
+        "optimizer_tensors": 1, "optimizer_scalars": 1,
     }  # fmt: skip
 
 

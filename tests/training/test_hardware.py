@@ -78,7 +78,7 @@ def test_another_gpu_with_a_like_name_is_measured_instead(name):
         ("l40s", 44.39),
         ("l40", 44.4),
         ("l4", 22.03),
-    ],  # fmt: skip
+    ],
 )
 def test_a_cards_memory_is_what_cuda_says(key, reported):
     """In GiB, as torch prints it where memory runs out ("GPU 0 has a total capacity of …")."""
