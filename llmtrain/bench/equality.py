@@ -280,7 +280,7 @@ def gradient_ratio(ours: Trained, theirs: Trained) -> float:
 
 
 OURS, LIGHTNINGS = "llmtrain", "Lightning's own"
-_LOSS_LIMIT, _WEIGHT_LIMIT = 1e-6, 1e-5
+_GRADIENT_LIMIT, _LOSS_LIMIT, _WEIGHT_LIMIT = 1e-5, 1e-6, 1e-5
 
 
 @dataclass(frozen=True)
@@ -305,8 +305,9 @@ class Row:
 
     @property
     def equal(self) -> bool:
-        """Whether the losses agree to 1e-6 and the weights to 1e-5."""
-        return self.loss <= _LOSS_LIMIT and self.weights <= _WEIGHT_LIMIT
+        """Whether the first gradient agrees to 1e-5, the losses to 1e-6 and the weights to 1e-5."""
+        near = abs(self.gradient - 1) <= _GRADIENT_LIMIT
+        return near and self.loss <= _LOSS_LIMIT and self.weights <= _WEIGHT_LIMIT
 
 
 def measure(folder: Path) -> list[Row]:

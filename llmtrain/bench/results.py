@@ -31,8 +31,8 @@ class Comparison:
         ratio: Ours over theirs.
         theirs: Who the other side is.
         unit: Of the rates.
-        mark: What the median should reach (or stay under); `None` for a figure without a mark.
-        at_most: The mark is an upper limit (memory), not a lower one (speed).
+        mark: What the median should reach; `None` for a figure without a mark.
+        at_most: What the median should stay under: alone, or above `mark` for a figure that should be near the other's.
     """
 
     name: str
@@ -41,14 +41,22 @@ class Comparison:
     theirs: str
     unit: str
     mark: float | None = None
-    at_most: bool = False
+    at_most: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """Whether the median reaches the mark; `None` without one."""
-        if self.mark is None:
+        """Whether the median lies within its limits; `None` without any."""
+        if self.mark is None and self.at_most is None:
             return None
-        return self.ratio.median <= self.mark if self.at_most else self.ratio.median >= self.mark
+        low = self.mark is None or self.ratio.median >= self.mark
+        return low and (self.at_most is None or self.ratio.median <= self.at_most)
+
+    @property
+    def limits(self) -> str:
+        """The limits as they are shown: `≥ 0.90`, `≤ 1.15`, `0.85–1.15`."""
+        if self.mark is None:
+            return "" if self.at_most is None else f"≤ {self.at_most:.2f}"
+        return f"≥ {self.mark:.2f}" if self.at_most is None else f"{self.mark:.2f}–{self.at_most:.2f}"
 
     @property
     def noisy(self) -> bool:
@@ -63,6 +71,7 @@ class Comparison:
             "min": round(ratio.low, 4),
             "max": round(ratio.high, 4),
             "mark": self.mark,
+            "at_most": self.at_most,
             "met": self.met,
             "noisy": self.noisy,
             "per_round": [round(value, 4) for value in ratio.per_round],
@@ -79,7 +88,6 @@ def table(comparisons: Sequence[Comparison]) -> str:
     rows = [("", "ours", "theirs", "ratio", "min–max", "mark", "")]
     for each in comparisons:
         ratio = each.ratio
-        sign = "≤" if each.at_most else "≥"
         verdict = {True: "met", False: "missed", None: ""}[each.met] + (", noisy" if each.noisy else "")
         rows.append(
             (
@@ -88,7 +96,7 @@ def table(comparisons: Sequence[Comparison]) -> str:
                 f"{compact(statistics.median(ratio.theirs))} {each.unit}",
                 f"{ratio.median:.2f}",
                 f"{ratio.low:.2f}–{ratio.high:.2f}",
-                "" if each.mark is None else f"{sign} {each.mark:.2f}",
+                each.limits,
                 verdict.removeprefix(", "),
             )
         )

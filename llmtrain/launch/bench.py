@@ -130,9 +130,9 @@ class _Bench:
     @cached_property
     def start(self) -> Any:
         """What `make pretrain` starts from: shards, tokenizer, model."""
-        from llmtrain.launch import pretrain
+        from llmtrain.launch.starting import prepare_start
 
-        return pretrain._start(self.pretrain)
+        return prepare_start(self.pretrain)
 
     @cached_property
     def accelerator(self) -> str:
@@ -151,9 +151,9 @@ class _Bench:
     def check(self, parts: list[str]) -> None:
         """Refuses what cannot work, before anything is measured."""
         from llmtrain.checkpoint import resolve_model
-        from llmtrain.launch import pretrain
+        from llmtrain.launch.starting import check_settings
 
-        pretrain._check_settings(self.pretrain)
+        check_settings(self.pretrain)
         if "decode" in parts and self.settings.model is not None:
             resolve_model(self.settings.model)
 
@@ -212,7 +212,7 @@ class _Bench:
 
     def _training_setup(self) -> TrainingSetup:
         from llmtrain.bench.training import TrainingSetup
-        from llmtrain.launch import pretrain
+        from llmtrain.launch.starting import check_settings
         from llmtrain.model import flops_per_token
 
         settings, config = self.pretrain, self.start.model.config
@@ -221,7 +221,7 @@ class _Bench:
         if settings.trainer.devices not in ("auto", 1) or settings.trainer.num_nodes not in ("auto", 1):
             logger.warning("trainer.devices and trainer.num_nodes are not used: every side of the bench is one process")
         settings.trainer.devices = settings.trainer.num_nodes = 1
-        batch = pretrain._check_settings(settings)
+        batch = check_settings(settings)
         options = fit_settings(settings)
         options["flops_per_position"] = flops_per_token(config, settings.data.sequence_length)
         shared = {name: options.pop(name) for name in TrainingSetup.SHARED}
@@ -321,7 +321,7 @@ class _Bench:
             folder=folder,
         )
         what = f"memory of preparing {large:,} MB"
-        return [Comparison("prepare_memory", what, ratio, f"{small:,} MB", "MB", 1.15, at_most=True)]
+        return [Comparison("prepare_memory", what, ratio, f"{small:,} MB", "MB", at_most=1.15)]
 
     def training_memory(self) -> list[Comparison]:
         """Peak memory of training processes beside what the plan says, at each ZeRO stage."""

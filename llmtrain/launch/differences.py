@@ -1,4 +1,4 @@
-"""The first difference between two runs that should be one: samples, figures, checkpoints, weights, optimiser state.
+"""The first difference between two runs that should be one: samples, figures, checkpoints, weights, training state.
 
 Reads what runs leave in their folders. Knows file names and steps; not how a run was interrupted, nor what trains it.
 """
@@ -6,6 +6,7 @@ Reads what runs leave in their folders. Knows file names and steps; not how a ru
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 CLOCKED = ("seconds", "train/tokens_per_second", "train/mfu")
 """Columns of `metrics.csv` that no two runs share."""
+_CLOCKED_COUNTERS = ("train_seconds",)
+"""Fields of `checkpoint.json` likewise."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,12 @@ def compare_runs(straight: Path, resumed: Path, *, extra: Collection[int] = (), 
         "steps_with_samples": lambda: _sample_ids(straight, resumed),
         "figures": lambda: _figures(straight, resumed, tolerance),
         "checkpoints": lambda: _checkpoints(straight, resumed, extra),
+        "counters": lambda: _counters(straight, resumed, extra, tolerance),
         "weights": lambda: _tensors(_model_files(straight), _model_files(resumed), straight, resumed, tolerance),
         "optimizer_tensors": lambda: _tensors(
             _state_files(straight), _state_files(resumed), straight, resumed, tolerance
         ),
+        "optimizer_scalars": lambda: _scalars(straight, resumed, tolerance),
     }
     for name, part in parts.items():
         result.counts[name] = 0
@@ -125,6 +130,54 @@ def _checkpoints(straight: Path, resumed: Path, extra: Collection[int]) -> Itera
             yield None
         elif step in left or step not in extra:
             yield Difference(step, "a checkpoint", step in left, step in right)
+
+
+def _counters(straight: Path, resumed: Path, extra: Collection[int], tolerance: float) -> Iterator[Difference | None]:
+    """What the checkpoints of both say of their run, settings included, but for the clock.
+
+    Where a signal stopped the run its checkpoint came before a validation that was due, so it knows less.
+    """
+    both = {*_checkpoint_steps(straight)} & {*_checkpoint_steps(resumed)}
+    for step in sorted(both - {*extra}):
+        name = f"checkpoints/step-{step:06d}/checkpoint.json"
+        ours, theirs = (
+            {key: value for key, value in _flat(folder / name) if key not in _CLOCKED_COUNTERS}
+            for folder in (straight, resumed)
+        )
+        yield from _values(step, "checkpoint.json", ours, theirs, tolerance)
+
+
+def _scalars(straight: Path, resumed: Path, tolerance: float) -> Iterator[Difference | None]:
+    """The single numbers that the optimiser keeps, such as its step count, in the last checkpoint of each."""
+    found: list[dict[str, Any]] = []
+    for folder in (straight, resumed):
+        files = [folder / f"checkpoints/step-{step:06d}/resume/state.json" for step in _checkpoint_steps(folder)[-1:]]
+        flat = [pair for file in files if file.is_file() for pair in _flat(file)]
+        found.append({key: value for key, value in flat if ".scalars." in key})
+    yield from _values(None, "state.json", found[0], found[1], tolerance)
+
+
+def _flat(path: Path) -> Iterator[tuple[str, Any]]:
+    """The leaves of a JSON file, each under the keys that lead to it."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if not isinstance(value, dict) or not value:
+            yield prefix, value
+            return
+        for key, inner in value.items():
+            yield from walk(f"{prefix}.{key}" if prefix else key, inner)
+
+    return walk("", json.loads(path.read_text(encoding="utf-8")))
+
+
+def _values(
+    step: int | None, file: str, ours: dict[str, Any], theirs: dict[str, Any], tolerance: float
+) -> Iterator[Difference | None]:
+    for key in dict.fromkeys([*ours, *theirs]):
+        a, b = ours.get(key), theirs.get(key)
+        numbers = isinstance(a, float) and isinstance(b, float)
+        same = a == b or (numbers and _near(str(a), str(b), tolerance))
+        yield None if same and (key in ours) == (key in theirs) else Difference(step, f"{file}: {key}", a, b)
 
 
 def _model_files(folder: Path) -> list[Path]:

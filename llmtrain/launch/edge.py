@@ -2,7 +2,7 @@
 
 The commands themselves are `run(settings, run_dir) -> results` in modules of their own and know nothing of this file.
 Exit codes: 0; 1 a fault of ours, with a traceback; 2 a mistake of the user's, with one sentence; 130 interrupted; and
-whatever a command asks for by `SystemExit` (training asks to be queued again).
+whatever a command asks for by `Ended` (training asks to be queued again) or `SystemExit` (a stage of `smoke`).
 """
 
 from __future__ import annotations

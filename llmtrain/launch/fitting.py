@@ -26,6 +26,14 @@ _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkp
 _WAITING = ("timeout",)
 _SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps", "spike_alarm")
 _INTERVALS = ("log_every", "val_every", "sample_every", "checkpoint_every", "keep_last", "max_skipped_steps")
+# Whole numbers with the least that they may be; the nullable ones leave a limit out or take a default.
+_COUNTS = {"max_steps": 1, "max_tokens": 1, "micro_batch_size": 1, "batch_tokens": 1, "batch_examples": 1}
+_COUNTS |= {"packing_length": 1, "val_examples": 0}
+_NULLABLE = {"max_steps", "max_tokens", "micro_batch_size", "packing_length", "val_examples"}
+_SWITCHES = ("compile", "gradient_checkpointing")
+_OFFLOADING = ("offload_optimizer", "offload_parameters")
+_LONGEST_TIMEOUT = 10**9  # seconds, 31 years; torch counts milliseconds in 64 bits and dates end before those do
+_NOT_IN_PROJECTS = "/\\#?,%:"
 _ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
 
 
@@ -38,37 +46,107 @@ def check_training(settings: DictConfig) -> Machine:
     Raises:
         ValueError: A setting that cannot work on this machine, or at all.
     """
-    from llmtrain.training.deepspeed.config import check_strategy
-    from llmtrain.training.geometry import check_intervals
+    check_anywhere(settings)
+    return check_machine(settings)
 
-    optim, trainer, strategy, resume = settings.optim, settings.trainer, settings.strategy, settings.resume
+
+def check_anywhere(settings: DictConfig) -> None:
+    """What can be checked without the machine that is to train.
+
+    Raises:
+        ValueError: A setting that cannot work anywhere.
+    """
+    from llmtrain.training.geometry import check_intervals
+    from llmtrain.training.ranges import shown
+
+    optim, trainer, resume = settings.optim, settings.trainer, settings.get("resume")
     if not isinstance(settings.seed, int) or not 0 <= settings.seed < 2**63:
-        raise ValueError(f"seed={settings.seed} must be a whole number from 0 to 2^63 - 1.")
+        raise ValueError(f"seed={shown(settings.seed)} must be a whole number from 0 to 2^63 - 1.")
     check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
-    if settings.logger.kind not in ("csv", "wandb"):
-        raise ValueError(f"logger.kind={settings.logger.kind!r} must be csv or wandb.")
-    if settings.logger.get("mode", "auto") not in ("auto", "online", "offline"):
-        raise ValueError(f"logger.mode={settings.logger.mode!r} must be auto, online or offline.")
-    if optim.grad_clip is not None and not optim.grad_clip >= 0:
-        raise ValueError(f"optim.grad_clip={optim.grad_clip} must not be negative; null does not clip.")
+    _check_trainer(trainer)
+    _check_switches("trainer", trainer, _SWITCHES)
+    _check_switches("strategy", settings.strategy, _OFFLOADING)
+    _check_logger(settings.logger)
     if resume not in (None, "auto") and not Path(resume).expanduser().exists():
         raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
 
-    from llmtrain.training import hardware  # what follows needs torch, whose import takes a second
-    from llmtrain.training.optim import check_optimizer
+    from llmtrain.training.optim import check_grad_clip, check_optimizer  # needs torch, whose import takes a second
 
+    check_grad_clip(optim.grad_clip)
+    check_optimizer(**{key: value for key, value in optim.items() if key == "lr" or key not in _SCHEDULE})
+
+
+def check_machine(settings: DictConfig) -> Machine:
+    """What depends on the machine that this is; returns it.
+
+    Raises:
+        ValueError: A setting that cannot work here.
+    """
+    from llmtrain.training import hardware, placement, wandb_server
+    from llmtrain.training.deepspeed.config import check_strategy
+
+    trainer = settings.trainer
     machine = hardware.resolve_machine(trainer.accelerator, trainer.devices, trainer.num_nodes, trainer.precision)
     check_strategy(
-        **strategy,
+        **settings.strategy,
         devices=machine.devices,
         num_nodes=machine.num_nodes,
-        optimizer=optim.name,
+        optimizer=settings.optim.name,
         precision=machine.precision,
     )
-    check_optimizer(**{key: value for key, value in optim.items() if key == "lr" or key not in _SCHEDULE})
     if trainer.compile:
         hardware.check_compiler()
+    if settings.logger.get("mode") == "online" and placement.here().is_first:
+        wandb_server.resolve_mode("online")  # an hour before the run would find out
     return machine
+
+
+def _check_trainer(trainer: DictConfig) -> None:
+    """The trainer's numbers that are no intervals, as far as they need no data."""
+    from llmtrain.training.ranges import check_whole, is_number, shown
+
+    if not is_number(trainer.timeout) or not 0 < trainer.timeout <= _LONGEST_TIMEOUT:
+        raise ValueError(
+            f"trainer.timeout={shown(trainer.timeout)} must be seconds above 0 and at most {_LONGEST_TIMEOUT:,}."
+        )
+    share = trainer.spike_alarm
+    if share is not None and (not is_number(share) or not share > 0):
+        raise ValueError(f"trainer.spike_alarm={share} must be above 0, or null for no alarm.")
+    for key, least in _COUNTS.items():
+        value, nullable = trainer.get(key, least), key in _NULLABLE
+        if value is not None or not nullable:
+            check_whole(f"trainer.{key}", value, least=least, otherwise=", or null" if nullable else "")
+    for key in ("devices", "num_nodes"):
+        if trainer[key] != "auto":
+            check_whole(f"trainer.{key}", trainer[key], least=1, otherwise=", or auto")
+    epochs = trainer.max_epochs
+    if epochs is not None and (not is_number(epochs) or not epochs > 0):
+        raise ValueError(f"trainer.max_epochs={epochs} must be above 0, or null.")
+
+
+def _check_switches(section: str, values: DictConfig, keys: tuple[str, ...]) -> None:
+    from llmtrain.training.ranges import shown
+
+    for key in keys:
+        if key in values and not isinstance(values[key], bool):
+            raise ValueError(f"{section}.{key}={shown(values[key])} must be true or false.")
+
+
+def _check_logger(logging_to: DictConfig) -> None:
+    from llmtrain.training.ranges import shown
+
+    if logging_to.kind not in ("csv", "wandb"):
+        raise ValueError(f"logger.kind={shown(logging_to.kind)} must be csv or wandb.")
+    if logging_to.kind == "csv":
+        return
+    if logging_to.mode not in ("auto", "online", "offline"):
+        raise ValueError(f"logger.mode={shown(logging_to.mode)} must be auto, online or offline.")
+    project = logging_to.project
+    if project is None or not 0 < len(str(project)) <= 128 or set(str(project)) & set(_NOT_IN_PROJECTS):
+        raise ValueError(
+            f"logger.project={shown(project)} must be a name of at most 128 characters without any of "
+            f"{' '.join(_NOT_IN_PROJECTS)}, which the server does not take."
+        )
 
 
 def fit_arguments(settings: DictConfig) -> dict[str, Any]:
@@ -149,7 +227,7 @@ def _wandb(settings: DictConfig) -> dict[str, Any] | None:
     if settings.logger.kind == "csv":
         return None
     return {
-        "project": settings.logger.project,
+        "project": str(settings.logger.project),
         "mode": settings.logger.mode,
         "name": settings.name,
         "config": OmegaConf.to_container(settings, resolve=True),

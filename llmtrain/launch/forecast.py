@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmtrain.model import ModelConfig, TrainingMemory
+    from llmtrain.model import ModelConfig
     from llmtrain.training.hardware import Machine
+    from llmtrain.training.memory import TrainingMemory, Workload
 
 RESERVED = 500_000_000
 """Bytes of a process before there is a model: Python and the libraries, or CUDA's context and kernels."""
@@ -46,64 +47,33 @@ class Target:
         return self.devices * self.num_nodes
 
 
-@dataclass(frozen=True)
-class Workload:
-    """What one process is given to do, as far as memory goes.
+def memory(work: Workload, target: Target, stage: int) -> TrainingMemory:
+    """Of one process at a ZeRO stage, 0 for one process without DeepSpeed."""
+    from llmtrain.training.memory import training_memory
 
-    Attributes:
-        config: the model's shape.
-        micro_batch_size: rows at a time.
-        sequence_length: tokens of a row.
-        optimizer: `adamw` or `muon`.
-        gradient_checkpointing: activations are recomputed.
-        grad_accum_dtype: in which a bf16 run sums gradients.
-    """
+    return training_memory(
+        work, precision=target.precision, zero_stage=stage, world_size=target.world_size, on_cpu=target.on_cpu
+    )
 
-    config: ModelConfig
-    micro_batch_size: int
-    sequence_length: int
-    optimizer: str
-    gradient_checkpointing: bool = False
-    grad_accum_dtype: str = "fp32"
 
-    def memory(
-        self, target: Target, stage: int, *, micro_batch_size: int | None = None, offload: bool = False
-    ) -> TrainingMemory:
-        """Of one process at a ZeRO stage, 0 for one process without DeepSpeed."""
-        from llmtrain.model import training_memory
+def largest_micro_batch(work: Workload, target: Target, stage: int) -> int | None:
+    """The most rows at a time that fit a device; 0 if not even one does, `None` if its memory is unknown."""
+    if target.memory is None:
+        return None
+    room = target.memory - RESERVED
 
-        return training_memory(
-            self.config,
-            micro_batch_size=micro_batch_size or self.micro_batch_size,
-            sequence_length=self.sequence_length,
-            precision=target.precision,
-            optimizer=self.optimizer,
-            zero_stage=stage,
-            world_size=target.world_size,
-            on_cpu=target.on_cpu,
-            gradient_checkpointing=self.gradient_checkpointing,
-            grad_accum_dtype=self.grad_accum_dtype,
-            offload_optimizer=offload,
-        )
+    def fits(rows: int) -> bool:
+        return memory(replace(work, micro_batch_size=rows), target, stage).total <= room
 
-    def largest_micro_batch(self, target: Target, stage: int, *, offload: bool = False) -> int | None:
-        """The most rows at a time that fit a device; 0 if not even one does, `None` if its memory is unknown."""
-        if target.memory is None:
-            return None
-        room = target.memory - RESERVED
-
-        def fits(rows: int) -> bool:
-            return self.memory(target, stage, micro_batch_size=rows, offload=offload).total <= room
-
-        if not fits(1):
-            return 0
-        low, high = 1, 2
-        while high < _SEARCHED and fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+    if not fits(1):
+        return 0
+    low, high = 1, 2
+    while high < _SEARCHED and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def stage_of(strategy: str) -> int:
@@ -111,19 +81,17 @@ def stage_of(strategy: str) -> int:
     return 0 if strategy == "single" else int(strategy.removeprefix("deepspeed_"))
 
 
-def checkpoint_bytes(config: ModelConfig, *, optimizer: str, stage: int, precision: str) -> dict[str, int]:
+def checkpoint_bytes(config: ModelConfig, *, optimizer: str) -> dict[str, int]:
     """Bytes on disk of a checkpoint, over all processes: `model`, `resume` and their sum `total`.
 
-    The model folder holds fp32 weights. To resume, `single` keeps weights and moments; DeepSpeed fp32 master weights
-    and moments, and under ZeRO 1 and 2 the weights as they are computed with once more.
+    The model folder holds fp32 weights; to resume, there are the fp32 weights once more and what the optimiser keeps,
+    by parameter and whole, whatever the strategy, the number of processes and the precision (`training/state.py`).
     """
     from llmtrain.model import moment_count, parameter_count
 
-    count = parameter_count(config)
-    resume = 4 * (count + moment_count(config, optimizer))
-    if stage in (1, 2):
-        resume += count * (2 if precision == "bf16" else 4)
-    return {"model": 4 * count, "resume": resume, "total": 4 * count + resume}
+    model = 4 * parameter_count(config)
+    resume = model + 4 * moment_count(config, optimizer)
+    return {"model": model, "resume": resume, "total": model + resume}
 
 
 def training_seconds(flops: float, target: Target, mfu: float) -> float | None:
@@ -136,35 +104,37 @@ def present_target(machine: Machine, *, measure: bool) -> Target:
 
     Args:
         machine: every `auto` resolved.
-        measure: also measure a CPU's peak (0.2 s); a known GPU's is looked up in any case.
+        measure: also measure a peak that no data sheet says (0.3 s).
     """
+    import torch
+
     from llmtrain.model.memory import machine_memory
     from llmtrain.training import hardware
 
     if machine.accelerator == "gpu":
-        import torch
-
-        name = torch.cuda.get_device_name(0)
-        known = hardware.known_gpu(name)
-        peak = None if known is None else known.bf16 if machine.precision == "bf16" else known.fp32
-        if peak is None and measure:
-            peak = hardware.peak_flops(machine.precision, torch.device("cuda", 0))
-        total = torch.cuda.get_device_properties(0).total_memory
-        return Target(name, False, machine.devices, machine.num_nodes, machine.precision, total, peak)
+        device = torch.device("cuda", 0)
+        found = (hardware.peak_of if measure else hardware.known_peak)(machine.precision, device)
+        return Target(
+            torch.cuda.get_device_name(device),
+            False,
+            machine.devices,
+            machine.num_nodes,
+            machine.precision,
+            torch.cuda.get_device_properties(device).total_memory,
+            None if found is None else found.flops,
+        )
     peak = None
     if measure:
-        import torch
-
         # All threads at once: what the machine's processes have together.
-        peak = hardware.peak_flops(machine.precision, torch.device("cpu")) / machine.devices
-    memory = machine_memory()
+        peak = hardware.peak_of(machine.precision, torch.device("cpu")).flops / machine.devices
+    shared = machine_memory()
     return Target(
         "CPU process",
         True,
         machine.devices,
         machine.num_nodes,
         machine.precision,
-        None if memory is None else memory // machine.devices,
+        None if shared is None else shared // machine.devices,
         peak,
     )
 

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch import forecast
-from llmtrain.launch.forecast import Target, Workload
+from llmtrain.launch import forecast, starting
+from llmtrain.launch.forecast import Target
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.model import ModelConfig
     from llmtrain.training.geometry import BatchGeometry, RunLength
+    from llmtrain.training.memory import TrainingMemory, Workload
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +83,22 @@ class Plan:
         stages = [1, 2] if self.workload.optimizer == "muon" else [1, 2, 3]
         return [0, *stages] if self.target.world_size == 1 else stages
 
+    @property
+    def memory(self) -> TrainingMemory:
+        """Of one process under the run's strategy."""
+        return self.memory_at(self.stage)
+
+    def memory_at(self, stage: int) -> TrainingMemory:
+        """Of one process at a ZeRO stage."""
+        return forecast.memory(self.workload, self.target, stage)
+
+    def largest_micro_batch(self, stage: int) -> int | None:
+        """See `forecast.largest_micro_batch`."""
+        return forecast.largest_micro_batch(self.workload, self.target, stage)
+
     def files(self) -> dict[str, int]:
         """Bytes on disk of a checkpoint; see `forecast.checkpoint_bytes`."""
-        return forecast.checkpoint_bytes(
-            self.config, optimizer=self.workload.optimizer, stage=self.stage, precision=self.target.precision
-        )
+        return forecast.checkpoint_bytes(self.config, optimizer=self.workload.optimizer)
 
     def cost(self, seconds: float | None) -> float | None:
         """Of all devices for so long."""
@@ -136,20 +148,19 @@ def _check(settings: DictConfig) -> None:
 
 def plan_from(settings: DictConfig) -> Plan:
     """The figures of the settings, everything checked as `pretrain` would."""
-    from llmtrain.launch import pretrain
     from llmtrain.training.deepspeed.config import check_strategy
-    from llmtrain.training.geometry import divide_batch, rows_per_step
+    from llmtrain.training.geometry import divide_batch
 
-    trainer, length, strategy = settings.trainer, settings.data.sequence_length, settings.strategy
+    rows = starting.check_anywhere(settings)
+    trainer, length = settings.trainer, settings.data.sequence_length
     target = target_from(settings)
-    check_strategy(strategy.name, devices=target.devices, num_nodes=target.num_nodes, optimizer=settings.optim.name)
-    batch = divide_batch(
-        rows_per_step(trainer.batch_tokens, length),
-        micro_batch_size=trainer.micro_batch_size,
-        world_size=target.world_size,
-    )
+    check_strategy(
+        **settings.strategy, devices=target.devices, num_nodes=target.num_nodes, optimizer=settings.optim.name,
+        precision=target.precision,
+    )  # fmt: skip
+    batch = divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=target.world_size)
     config, epoch_rows = _shape_and_corpus(settings)
-    pretrain._check_context(length, config.max_position_embeddings)
+    starting.check_context(length, config.max_position_embeddings)
     return Plan(
         target=target,
         length=_length(settings, batch, epoch_rows),
@@ -180,6 +191,8 @@ def plan_of(
 
 def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry) -> dict[str, Any]:
     """The parts of a plan that only the settings decide."""
+    from llmtrain.training.memory import Workload
+
     trainer, strategy = settings.trainer, settings.strategy
     workload = Workload(
         config=config,
@@ -187,7 +200,7 @@ def _of_settings(settings: DictConfig, config: ModelConfig, batch: BatchGeometry
         sequence_length=settings.data.sequence_length,
         optimizer=settings.optim.name,
         gradient_checkpointing=trainer.gradient_checkpointing,
-        grad_accum_dtype=strategy.get("grad_accum_dtype", "fp32"),
+        **{key: value for key, value in strategy.items() if key != "name"},  # what is accumulated and offloaded
     )
     return {
         "config": config,
@@ -221,16 +234,13 @@ def target_from(settings: DictConfig) -> Target:
             )
         precision = "bf16" if trainer.precision == "auto" else trainer.precision
         gpu = hardware.GPUS[plan.device]
-        peak = gpu.bf16 if precision == "bf16" else gpu.fp32
-        memory = int(gpu.memory_gb * 1e9)
-        target = Target(plan.device, False, devices, num_nodes, precision, memory, peak)
+        target = Target(plan.device, False, devices, num_nodes, precision, gpu.memory, gpu.peak(precision))
     return target if plan.memory_gb is None else replace(target, memory=int(plan.memory_gb * 1e9))
 
 
 def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
     """The model's shape, and the windows of an epoch if the corpus is prepared."""
     from llmtrain.checkpoint import read_config, resolve_model
-    from llmtrain.launch import pretrain
     from llmtrain.tokenizer import Tokenizer
 
     if settings.init is not None:
@@ -239,7 +249,7 @@ def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
         return read_config(folder), found and found[1]
     found = _prepared(settings, None)
     vocab_size = found[0] if found else _vocab_size(settings)
-    return pretrain._model_config(settings, vocab_size=vocab_size), found and found[1]
+    return starting.model_config(settings, vocab_size=vocab_size), found and found[1]
 
 
 def _prepared(settings: DictConfig, tokenizer: Any) -> tuple[int, int] | None:
@@ -303,9 +313,9 @@ def to_results(plan: Plan) -> dict[str, Any]:
         "precision": target.precision,
         "zero_stage": plan.stage,
         "micro_batch_size": plan.batch.micro_batch_size,
-        "memory": {stage: plan.workload.memory(target, stage).to_dict() for stage in stages},
+        "memory": {stage: plan.memory_at(stage).to_dict() for stage in stages},
         "device_memory": target.memory,
-        "largest_micro_batch": {stage: plan.workload.largest_micro_batch(target, stage) for stage in stages},
+        "largest_micro_batch": {stage: plan.largest_micro_batch(stage) for stage in stages},
         "checkpoint": plan.files(),
         "peak_flops": target.peak_flops,
         "mfu": plan.mfu,

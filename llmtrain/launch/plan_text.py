@@ -5,6 +5,7 @@ Knows how figures are written; the figures are those of `plan` and `forecast`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llmtrain.launch import forecast
@@ -12,7 +13,7 @@ from llmtrain.launch.forecast import size
 
 if TYPE_CHECKING:
     from llmtrain.launch.plan import Plan
-    from llmtrain.model import TrainingMemory
+    from llmtrain.training.memory import TrainingMemory
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "allocator", "saving")
 
@@ -64,7 +65,7 @@ def summary(plan: Plan) -> list[str]:
 
 def short_form(plan: Plan) -> list[str]:
     """Two or three lines for the start of a run; the time only where the device's peak is known without measuring."""
-    memory = plan.workload.memory(plan.target, plan.stage)
+    memory = plan.memory
     parts = ", ".join(f"{part} {size(getattr(memory, part))}" for part in PARTS[:-2])
     lines = [*summary(plan), f"memory: about {size(memory.total)} for each process at its peak ({parts})"]
     return lines if plan.seconds is None else [*lines, *_time_lines(plan)]
@@ -72,7 +73,7 @@ def short_form(plan: Plan) -> list[str]:
 
 def shortage(plan: Plan) -> str | None:
     """One sentence if a process is planned to need more than its device has."""
-    memory, device = plan.workload.memory(plan.target, plan.stage), plan.target.memory
+    memory, device = plan.memory, plan.target.memory
     if device is None or memory.total <= device - forecast.RESERVED:
         return None
     return (
@@ -86,7 +87,7 @@ def _memory_table(plan: Plan) -> list[str]:
     memory = "unknown" if plan.target.memory is None else size(plan.target.memory)
     rows = [["memory of one process", *PARTS, "total", "rows that fit"]]
     for stage in plan.stages:
-        rows.append(_memory_row(plan, stage, plan.workload.memory(plan.target, stage)))
+        rows.append(_memory_row(plan, stage, plan.memory_at(stage)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
@@ -105,23 +106,29 @@ def _memory_table(plan: Plan) -> list[str]:
 
 def _memory_row(plan: Plan, stage: int, memory: TrainingMemory) -> list[str]:
     name = ("* " if stage == plan.stage else "  ") + (f"ZeRO {stage}" if stage else "single")
-    largest = plan.workload.largest_micro_batch(plan.target, stage)
+    largest = plan.largest_micro_batch(stage)
     parts = [size(getattr(memory, part)) for part in PARTS]
     return [name, *parts, size(memory.total), "unknown" if largest is None else f"{largest:,}"]
 
 
 def _offload_line(plan: Plan) -> str:
+    """What offloading the optimiser costs, or would cost, the host; the rows above are already of the settings."""
+    setting = "strategy.offload_optimizer=true"
     if plan.workload.optimizer == "muon":
-        return "strategy.offload_optimizer=true: not with optim=muon"
+        return f"{setting}: not with optim=muon"
     if plan.target.on_cpu:
-        return "strategy.offload_optimizer=true: saves nothing on a CPU, where it is the same memory"
-    memory = plan.workload.memory(plan.target, plan.stage, offload=True)
-    host = memory.host - plan.workload.memory(plan.target, plan.stage).host
-    largest = plan.workload.largest_micro_batch(plan.target, plan.stage, offload=True)
-    return (
-        f"strategy.offload_optimizer=true: {size(memory.total)} on the device, {size(host)} in the host's "
-        f"memory for each process; {largest} rows fit"
-    )
+        return f"{setting}: saves nothing on a CPU, where it is the same memory"
+    kept = replace(plan, workload=replace(plan.workload, offload_optimizer=False, offload_parameters=False))
+    offloaded = plan if _offloads(plan) else replace(kept, workload=replace(kept.workload, offload_optimizer=True))
+    host = f"{size(offloaded.memory.host - kept.memory.host)} in the host's memory for each process"
+    if plan is offloaded:
+        return f"offloaded, beside the above: {host}"
+    rows = offloaded.largest_micro_batch(plan.stage)
+    return f"{setting}: {size(offloaded.memory.total)} on the device, {host}; {rows} rows fit"
+
+
+def _offloads(plan: Plan) -> bool:
+    return plan.workload.offload_optimizer or plan.workload.offload_parameters
 
 
 def _time_lines(plan: Plan) -> list[str]:

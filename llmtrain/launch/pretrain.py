@@ -1,30 +1,27 @@
 """`llmtrain pretrain`: text to a model folder, through tokenizer and token shards.
 
-Reads the settings, checks them before any work starts, and joins the parts; how text becomes shards, how training runs
-and how text is generated is theirs to know.
+Joins the parts: what a run starts from (`starting`), training, and what is said at its end (`finished`); how they do it
+is theirs to know.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.finished import conclude
-from llmtrain.launch.fitting import check_training, checked_length, end_if_stopped, fit_arguments
+from llmtrain.launch.fitting import checked_length, end_if_stopped, fit_arguments
 from llmtrain.launch.inference import sampling_params
-from llmtrain.launch.prepare import corpus_from, report, tokenizer_from
 from llmtrain.launch.provenance import provenance
+from llmtrain.launch.starting import Start, check_settings, prepare_start
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.data.prepare import PreparedCorpus
     from llmtrain.generation import SamplingParams
-    from llmtrain.model import ModelConfig, Transformer
-    from llmtrain.tokenizer import Tokenizer
     from llmtrain.training.fit import FitResult
     from llmtrain.training.geometry import BatchGeometry, RunLength
 
@@ -32,16 +29,6 @@ logger = logging.getLogger(__name__)
 
 _OPENING_TOKENS = 8  # of a held-out text, to prompt with
 _OPENINGS = 3
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a run starts from: a model, its tokenizer, the text, and the ids that no training has seen."""
-
-    model: Transformer
-    tokenizer: Tokenizer
-    prepared: PreparedCorpus
-    never_seen: list[int]
 
 
 def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
@@ -52,8 +39,8 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         Ended: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
     sampling = sampling_params(settings.sampling)
-    batch = _check_settings(settings)
-    start = _start(settings)
+    batch = check_settings(settings)
+    start = prepare_start(settings)
     length = _run_length(settings, batch, start.prepared)
     prompts = _prompts(settings.callbacks.prompts, start)
     _announce(settings, start, batch, length)
@@ -62,92 +49,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         return {}
     end_if_stopped("pretrain", run_dir, result)
     return conclude(settings, run_dir, start.prepared, result, prompts, sampling)
-
-
-def _check_settings(settings: DictConfig) -> BatchGeometry:
-    """Everything that can be checked without text: raises `ValueError` in the first second."""
-    from llmtrain.training.geometry import divide_batch, rows_per_step
-
-    if "sequence_length" not in settings.data:
-        raise ValueError(
-            f"data={settings.data.get('kind')} is a task for fine-tuning; pretraining takes data=sanguo, kjv, "
-            "python_docs, files or huggingface."
-        )
-    trainer, length = settings.trainer, settings.data.sequence_length
-    rows = rows_per_step(trainer.batch_tokens, length)
-    if settings.init is not None and not Path(settings.init).exists():
-        raise ValueError(f"init={settings.init} does not exist; give a model folder, a run or a checkpoint.")
-    machine = check_training(settings)
-    if settings.init is None:
-        _model_config(settings, vocab_size=settings.tokenizer.get("vocab_size") or 64)
-        _check_context(length, settings.model.max_position_embeddings)
-    batch = divide_batch(rows, micro_batch_size=trainer.micro_batch_size, world_size=machine.world_size)
-    checked_length(settings, rows=rows, row_tokens=length)
-    return batch
-
-
-def _check_context(sequence_length: int, context: int) -> None:
-    if sequence_length > context:
-        raise ValueError(
-            f"data.sequence_length={sequence_length} exceeds the model's context of {context} tokens; "
-            "lower it or raise model.max_position_embeddings."
-        )
-
-
-def _model_config(settings: DictConfig, *, vocab_size: int) -> ModelConfig:
-    from omegaconf import OmegaConf
-
-    from llmtrain.model import ModelConfig, padded_vocab_size
-
-    values: dict[str, Any] = OmegaConf.to_container(settings.model, resolve=True)  # type: ignore[assignment]
-    given = values.get("vocab_size")
-    if given is not None and given < vocab_size:
-        raise ValueError(
-            f"model.vocab_size={given} is less than the tokenizer's {vocab_size} ids; raise it, or null takes those."
-        )
-    return ModelConfig.from_dict({**values, "vocab_size": given or padded_vocab_size(vocab_size)})
-
-
-def _start(settings: DictConfig) -> Start:
-    """The corpus as shards, and a model with random weights or that of `init`."""
-    from llmtrain.data.prepare import prepare
-    from llmtrain.model import build_model
-
-    corpus = corpus_from(settings)
-    if settings.init is not None:
-        return _start_from_model(settings, corpus)
-    length = settings.data.sequence_length
-    tokenizer, _ = tokenizer_from(settings, corpus, sequence_length=length)
-    config = _model_config(settings, vocab_size=tokenizer.vocab_size)
-    prepared = prepare(corpus, tokenizer, data_dir=settings.paths.data_dir, sequence_length=length)
-    report(prepared)
-    return Start(build_model(config, seed=settings.seed), tokenizer, prepared, _never_seen(prepared))
-
-
-def _start_from_model(settings: DictConfig, corpus: Any) -> Start:
-    import torch
-
-    from llmtrain.checkpoint import load_model_folder
-    from llmtrain.data.prepare import prepare
-
-    loaded = load_model_folder(settings.init, dtype=torch.float32)
-    logger.info(
-        "init: the shape and the tokenizer are those of %s; model.* and tokenizer.* are not used", loaded.folder
-    )
-    _check_context(settings.data.sequence_length, loaded.config.max_position_embeddings)
-    prepared = prepare(
-        corpus, loaded.tokenizer, data_dir=settings.paths.data_dir, sequence_length=settings.data.sequence_length
-    )
-    report(prepared)
-    unseen = set(_never_seen(prepared))
-    earlier = loaded.info.get("never_seen")
-    # Of a folder that does not say so every id may have been seen.
-    return Start(loaded.model.train(), loaded.tokenizer, prepared, sorted(unseen & set(earlier or [])))
-
-
-def _never_seen(prepared: PreparedCorpus) -> list[int]:
-    """Ids that occur in none of the sources that are trained on."""
-    return sorted(set.intersection(*(set(shards.never_seen) for shards, _ in prepared.train)))
 
 
 def _epoch_rows(settings: DictConfig, prepared: PreparedCorpus) -> int:

@@ -65,7 +65,7 @@ def probe(settings: DictConfig, plan: Plan, *, steps: int = STEPS) -> dict[str, 
         "tokens_per_second": batch.rows * plan.workload.sequence_length / step_seconds,
         "mfu": statistics.median(outcome.mfu[_SETTLING - 1 :]) if outcome.mfu else None,
         "memory": peak,
-        "memory_ratio": peak / plan.workload.memory(target, plan.stage).total,
+        "memory_ratio": peak / plan.memory.total,
         "seconds": seconds,
         "cost": plan.cost(seconds),
     }
@@ -93,7 +93,7 @@ def describe_probe(plan: Plan, found: dict[str, Any]) -> list[str]:
     """The probe for the reader, each figure beside what was planned."""
     from llmtrain.training.progress import compact, duration
 
-    predicted = plan.workload.memory(plan.target, plan.stage).total
+    predicted = plan.memory.total
     mfu = "" if found["mfu"] is None else f", MFU {found['mfu']:.1%} (planned {plan.mfu:.0%})"
     lines = [
         f"probe: {compact(found['tokens_per_second'])} tokens/s, {found['step_seconds']:.3g} s a step{mfu}",

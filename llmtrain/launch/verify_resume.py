@@ -172,7 +172,5 @@ def _say(found: Comparison, run_dir: Path) -> None:
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in found.counts.items())
     if found.first is None:
         logger.info("equal: the interrupted run is the straight one (%s)", counts)
-        if not found.counts["optimizer_tensors"]:
-            logger.warning("the optimiser's state was not compared: the checkpoints hold none as safetensors")
     else:
         logger.error("different, from %s; both runs are in %s (equal before: %s)", found.first, run_dir, counts)

@@ -4,14 +4,12 @@ from llmtrain.model.accounting import flops_per_token, kv_cache_bytes_per_token,
 from llmtrain.model.cache import KVCache
 from llmtrain.model.config import ModelConfig, padded_vocab_size
 from llmtrain.model.loss import IGNORED, loss_sum, token_loss_sum
-from llmtrain.model.training_memory import TrainingMemory, training_memory
 from llmtrain.model.transformer import Transformer, build_model
 
 __all__ = [
     "IGNORED",
     "KVCache",
     "ModelConfig",
-    "TrainingMemory",
     "Transformer",
     "build_model",
     "flops_per_token",
@@ -21,5 +19,4 @@ __all__ = [
     "padded_vocab_size",
     "parameter_count",
     "token_loss_sum",
-    "training_memory",
 ]

@@ -1,6 +1,6 @@
 """How much a model weighs and costs: parameters, FLOPs, cache bytes. Pure arithmetic on a config.
 
-What training takes of memory is in `training_memory.py`.
+Knows nothing of how it is trained: what that takes of memory depends on the strategy, too.
 
 Shapes: B batch, T sequence length, C hidden, H heads, K key/value heads, D head size, V vocabulary.
 """

@@ -38,7 +38,8 @@ class Figures(Callback):
     """Logs losses, speed and learning rate, and shows them on the progress line.
 
     Speed is trained tokens of finished steps over seconds of training alone: validation, checkpoints and samples stop
-    the watch. MFU is FLOPs of the positions that were computed, over all processes, per second and peak FLOP/s.
+    the watch. MFU is FLOPs of the positions that were computed, over all processes, per second and peak FLOP/s. Nothing
+    bounds it: above 1, which is warned of, the peak was measured too low or the FLOPs are counted wrong.
 
     Args:
         control: the run's timetable.
@@ -50,7 +51,8 @@ class Figures(Callback):
         self._control = control
         self._flops = flops_per_position
         self._precision = precision
-        self._peak = 0.0
+        self._peak = 0.0  # of all processes; taken once, so that the figures of a run have one denominator
+        self._peak_exceeded = False
         self._tokens = Rate(control.stopwatch)
         self._positions = Rate(control.stopwatch)
         self._shown = ""
@@ -61,8 +63,12 @@ class Figures(Callback):
         assert isinstance(pl_module, LanguageModule)
         if self._flops is not None:
             trainer.strategy.barrier("peak")  # on shared cores each has only its part of the machine while all compute
-            peak = torch.tensor(hardware.peak_flops(self._precision, pl_module.device), dtype=torch.float64)
-            self._peak = float(trainer.strategy.reduce(peak.to(pl_module.device), reduce_op="sum"))
+            mine = hardware.peak_of(self._precision, pl_module.device)
+            peak = torch.tensor(mine.flops, dtype=torch.float64, device=pl_module.device)
+            self._peak = float(trainer.strategy.reduce(peak, reduce_op="sum"))
+            if trainer.is_global_zero:
+                rate = f"{self._peak / 1e12:.3g} TFLOP/s in {self._precision}"
+                log.info("train/mfu is a share of %s: %d × %s", rate, trainer.world_size, mine.source)
         self._control.stopwatch.start()
         self._tokens.reset(pl_module.tokens_seen)
         self._positions.reset(pl_module.positions_seen)
@@ -122,14 +128,26 @@ class Figures(Callback):
         figures["train/tokens_per_second"] = speed
         positions = self._positions.read(module.positions_seen) * trainer.world_size
         if self._flops is not None and self._peak:
-            # A peak that was measured in a busy moment is corrected by what training reaches.
-            self._peak = max(self._peak, positions * self._flops)
-            figures["train/mfu"] = positions * self._flops / self._peak
+            figures["train/mfu"] = self._mfu(trainer, positions * self._flops)
         figures["train/skipped_steps"] = self._control.skipped_steps
         figures["tokens"] = tokens
         figures["seconds"] = self._control.train_seconds
         self._shown = f"loss {loss:.3f}  {compact(speed)} tok/s"
         self._write(trainer, figures, step, more=self._control.validates_at(step))
+
+    def _mfu(self, trainer: pl.Trainer, flops: float) -> float:
+        """The share of the peak that so many FLOP/s are."""
+        share = flops / self._peak
+        if share > 1 and trainer.is_global_zero and not self._peak_exceeded:
+            self._peak_exceeded = True
+            log.warning(
+                "train/mfu=%.3g exceeds 1: training does %.3g TFLOP/s, and the peak was taken as %.3g when it began, "
+                "perhaps in a busy moment; the other figures do not depend on it",
+                share,
+                flops / 1e12,
+                self._peak / 1e12,
+            )
+        return share
 
     def _write(self, trainer: pl.Trainer, figures: dict[str, float], step: int, *, more: bool = False) -> None:
         for logger in trainer.loggers:

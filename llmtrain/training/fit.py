@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
-from llmtrain.training import checkpointing, hardware
+from llmtrain.training import checkpointing, former, hardware
 from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
@@ -283,10 +283,11 @@ def _result(
 
 def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | None) -> list[Logger]:
     loggers: list[Logger] = [MetricsCsv(run_dir / METRICS_FILE, resumed_step=resumed_step)]
-    if wandb is not None:
-        loggers.append(build_wandb(run_dir, **wandb))
+    remote = None if wandb is None else build_wandb(run_dir, **wandb)
+    if remote is not None:
+        loggers.append(remote)
         if resumed_step and is_main_process():
-            repeat_last(loggers[-1], read_rows(run_dir / METRICS_FILE))
+            repeat_last(remote, read_rows(run_dir / METRICS_FILE))
     return loggers
 
 
@@ -303,7 +304,7 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
     """The checkpoint to continue from, compared with this run; `None` for a fresh start.
 
     Raises:
-        ValueError: the checkpoint does not fit, or a fresh start would mix with another run's files.
+        ValueError: the checkpoint does not fit, or the folder holds another run, which would be replaced.
     """
     checkpoint = checkpointing.find_checkpoint(resume, run_dir)
     resumed = None
@@ -315,11 +316,8 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
         resumed = Resumed(checkpoint, state)
     elif resume is not None:
         log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
-    elif is_main_process() and ((run_dir / METRICS_FILE).exists() or checkpointing.list_checkpoints(run_dir)):
-        raise ValueError(
-            f"{run_dir} holds another run; resume=auto continues it, name=… or paths.run_dir=… starts one elsewhere."
-        )
     if is_main_process():
+        former.make_way(run_dir, resume=resume, checkpoint=checkpoint)
         checkpointing.tidy(run_dir)
     return resumed
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmtrain.training.ranges import check_whole
+
 
 @dataclass(frozen=True)
 class BatchGeometry:
@@ -40,8 +42,8 @@ def rows_per_step(batch_tokens: int, sequence_length: int) -> int:
     Raises:
         ValueError: if the tokens are not a whole number of rows; names the nearest that are.
     """
-    _at_least_one("trainer.batch_tokens", batch_tokens)
-    _at_least_one("data.sequence_length", sequence_length)
+    check_whole("trainer.batch_tokens", batch_tokens, least=1)
+    check_whole("data.sequence_length", sequence_length, least=1)
     rows, rest = divmod(batch_tokens, sequence_length)
     if rest or rows == 0:
         near = _near_multiples(batch_tokens, sequence_length)
@@ -63,8 +65,8 @@ def divide_batch(rows: int, *, micro_batch_size: int | None = None, world_size: 
     Raises:
         ValueError: if they do not divide without rest; names the numbers and the nearest valid ones.
     """
-    _at_least_one("the number of processes", world_size)
-    _at_least_one("the rows of a step", rows)
+    check_whole("the number of processes", world_size, least=1)
+    check_whole("the rows of a step", rows, least=1)
     share, rest = divmod(rows, world_size)
     if rest or share == 0:
         raise ValueError(
@@ -73,7 +75,7 @@ def divide_batch(rows: int, *, micro_batch_size: int | None = None, world_size: 
         )
     if micro_batch_size is None:
         return BatchGeometry(rows, share, 1, world_size)
-    _at_least_one("trainer.micro_batch_size", micro_batch_size)
+    check_whole("trainer.micro_batch_size", micro_batch_size, least=1)
     accumulation, rest = divmod(share, micro_batch_size)
     if rest or accumulation == 0:
         divisors = [d for d in range(1, share + 1) if share % d == 0]
@@ -119,7 +121,7 @@ def run_length(
     """
     limits: dict[str, int] = {}
     if max_steps is not None:
-        _at_least_one("trainer.max_steps", max_steps)
+        check_whole("trainer.max_steps", max_steps, least=1)
         limits[f"trainer.max_steps={max_steps}"] = max_steps
     if max_tokens is not None:
         if row_tokens is None:
@@ -160,14 +162,10 @@ def check_intervals(*, log_every: int | None, **others: int | None) -> None:
     if log_every is None:
         raise ValueError("trainer.log_every=null must be a number of steps.")
     for name, value in {"log_every": log_every, **others}.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            never = "" if name == "log_every" else ", or null for never"
-            raise ValueError(f"trainer.{name}={value} must be a whole number of at least 1{never}.")
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name}={value} must be a whole number of at least 1.")
+        if value is not None:
+            check_whole(
+                f"trainer.{name}", value, least=1, otherwise="" if name == "log_every" else ", or null for never"
+            )
 
 
 def _near_multiples(value: int, unit: int) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from llmtrain.training import placement
+from llmtrain.training.ranges import shown
 
 log = logging.getLogger(__name__)
 
@@ -30,38 +31,56 @@ class Gpu:
         label: words that `torch.cuda.get_device_name` has for it and for no other.
         bf16: dense FLOP/s in bf16 with fp32 accumulation ("with sparsity" halved).
         fp32: FLOP/s in fp32 outside the tensor cores, which is what torch takes for fp32 products.
-        memory_gb: 10⁹ bytes.
+        memory_gb: as the sheet writes it, which means 2³⁰ bytes.
+        inline_ecc: GDDR6 whose error correction, on by default, takes a sixteenth of it; HBM has room of its own.
     """
 
     label: str
     bf16: float
     fp32: float
     memory_gb: float
+    inline_ecc: bool = False
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s at most in `bf16` or `fp32`."""
+        return self.bf16 if precision == "bf16" else self.fp32
+
+    @property
+    def memory(self) -> int:
+        """Bytes that CUDA says the device has (`total_memory`).
+
+        The driver keeps 0.7 to 1.6 % to itself: an H100 with "80 GB" has 79.1 to 79.6 GiB, an H200 with "141 GB" 139.8,
+        an RTX 4090 23.6, an L40S 44.4 after error correction. So this is within 2 % of what the card at hand says.
+        """
+        return int(0.988 * self.memory_gb * (15 / 16 if self.inline_ecc else 1) * 2**30)
 
 
 # From NVIDIA's data sheets and architecture papers; SXM modules unless the name says otherwise (A10G: AWS's instance
 # pages). A device is the first whose label is among the words of its name, so the narrower label stands first.
 GPUS = {
     "b200": Gpu("B200", 2250e12, 75e12, 180),
+    "h200-nvl": Gpu("H200 NVL", 835e12, 60e12, 141),
     "h200": Gpu("H200", 989e12, 67e12, 141),
     "h100-nvl": Gpu("H100 NVL", 835e12, 60e12, 94),
     "h100-pcie": Gpu("H100 PCIe", 756e12, 51e12, 80),
     "h100": Gpu("H100", 989e12, 67e12, 80),
+    "h800-pcie": Gpu("H800 PCIe", 756e12, 51e12, 80),
     "h800": Gpu("H800", 989e12, 67e12, 80),
     "h20": Gpu("H20", 148e12, 44e12, 96),
-    "a100-40gb": Gpu("A100-SXM4-40GB", 312e12, 19.5e12, 40),
+    "a100-40gb": Gpu("A100-(SXM4|PCIE)-40GB", 312e12, 19.5e12, 40),
     "a100": Gpu("A100", 312e12, 19.5e12, 80),
     "a800": Gpu("A800", 312e12, 19.5e12, 80),
-    "l40s": Gpu("L40S", 362e12, 91.6e12, 48),
-    "l40": Gpu("L40", 181e12, 90.5e12, 48),
-    "l20": Gpu("L20", 119.5e12, 59.8e12, 48),
-    "l4": Gpu("L4", 121e12, 30.3e12, 24),
-    "a10g": Gpu("A10G", 70e12, 35e12, 24),
-    "a10": Gpu("A10", 125e12, 31.2e12, 24),
+    "l40s": Gpu("L40S", 362e12, 91.6e12, 48, inline_ecc=True),
+    "l40": Gpu("L40", 181e12, 90.5e12, 48, inline_ecc=True),
+    "l20": Gpu("L20", 119.5e12, 59.8e12, 48, inline_ecc=True),
+    "l4": Gpu("L4", 121e12, 30.3e12, 24, inline_ecc=True),
+    "a10g": Gpu("A10G", 70e12, 35e12, 24, inline_ecc=True),
+    "a10": Gpu("A10", 125e12, 31.2e12, 24, inline_ecc=True),
     "rtx4090": Gpu("RTX 4090", 165e12, 82.6e12, 24),
     "rtx3090": Gpu("RTX 3090", 71e12, 35.6e12, 24),
 }
-_OTHER_CHIPS = r"(Laptop|Max-Q|Ti|SUPER|D|MIG)"  # a name that goes on like this is another, or a part of one
+_OTHER_CHIPS = r"\b(Laptop|Max-Q|Ti|SUPER|D|MIG)\b"  # a name that goes on like this is another, or a part of one
+_VIRTUAL = r"\bGRID\b|-\d+[ABCQ](ME)?\b"  # a hypervisor's share of a card: GRID A100-10C, NVIDIA A10-4Q
 
 
 def known_gpu(name: str) -> Gpu | None:
@@ -72,7 +91,7 @@ def known_gpu(name: str) -> Gpu | None:
     ('L40', None)
     ```
     """
-    if re.search(rf"\b{_OTHER_CHIPS}\b", name):
+    if re.search(f"{_OTHER_CHIPS}|{_VIRTUAL}", name):
         return None
     return next((gpu for gpu in GPUS.values() if re.search(rf"\b{gpu.label}\b", name)), None)
 
@@ -124,7 +143,7 @@ def resolve_accelerator(accelerator: str) -> str:
         ValueError: for an unknown name, or a GPU that is asked for and not there.
     """
     if accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        raise ValueError(f"trainer.accelerator={accelerator!r} must be auto, cpu or gpu.")
+        raise ValueError(f"trainer.accelerator={shown(accelerator)!r} must be auto, cpu or gpu.")
     available = torch.cuda.is_available()
     if accelerator == "auto":
         return "gpu" if available else "cpu"
@@ -163,7 +182,7 @@ def resolve_precision(precision: str, accelerator: str) -> str:
         ValueError: for an unknown name.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"trainer.precision={precision!r} must be one of {', '.join(PRECISIONS)}.")
+        raise ValueError(f"trainer.precision={shown(precision)!r} must be one of {', '.join(PRECISIONS)}.")
     native = has_native_bf16(accelerator)
     if precision == "auto":
         return "bf16" if native else "fp32"
@@ -180,35 +199,51 @@ def has_native_bf16(accelerator: str) -> bool:
     return any(capabilities.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
-def peak_flops(precision: str, device: torch.device, *, seconds: float = 0.2) -> float:
-    """The most FLOP/s that this process's device can do in a precision, the denominator of MFU.
+@dataclass(frozen=True)
+class Peak:
+    """The most FLOP/s that a device can do, the denominator of MFU, and where the figure is from."""
 
-    A known GPU's data sheet in bf16; otherwise the fastest of repeated square matrix products, measured now.
+    flops: float
+    source: str
+
+
+def peak_of(precision: str, device: torch.device) -> Peak:
+    """The peak of a device in `bf16` or `fp32`: a known GPU's by its data sheet, another's as measured now."""
+    return known_peak(precision, device) or measure_peak(precision, device)
+
+
+def known_peak(precision: str, device: torch.device) -> Peak | None:
+    """The peak by the data sheet; `None` for a CPU and a GPU that is not in the table."""
+    if device.type != "cuda":
+        return None
+    gpu = known_gpu(torch.cuda.get_device_name(device))
+    return None if gpu is None else Peak(gpu.peak(precision), f"the data sheet's {gpu.label}")
+
+
+def measure_peak(precision: str, device: torch.device, *, seconds: float = 0.3, products: int = 5) -> Peak:
+    """The fastest of repeated square matrix products.
+
+    The best of several, because whatever else the machine does can only make one slower.
 
     Args:
         precision: `bf16` or `fp32`.
-        device: where the model trains.
-        seconds: how long to measure.
+        device: where they are taken.
+        seconds: how long to go on.
+        products: how many at least.
     """
-    if device.type == "cuda" and precision == "bf16":
-        known = known_gpu(torch.cuda.get_device_name(device))
-        if known is not None:
-            return known.bf16
     size = 4096 if device.type == "cuda" else 1024
+    times: list[float] = []
     with torch.no_grad():
         left = torch.full((size, size), 0.5, dtype=DTYPES[precision], device=device)
-        best = float("inf")
-        end = time.perf_counter() + seconds
         left @ left  # the first product pays for thread pools and kernels
-        while True:
-            synchronize(device)
+        synchronize(device)
+        end = time.perf_counter() + seconds
+        while len(times) < products or time.perf_counter() < end:
             start = time.perf_counter()
             left @ left
             synchronize(device)
-            now = time.perf_counter()
-            best = min(best, now - start)
-            if now > end:
-                return 2 * size**3 / best
+            times.append(time.perf_counter() - start)
+    return Peak(2 * size**3 / min(times), f"the fastest of {len(times)} matrix products, measured now")
 
 
 def share_threads(processes: int) -> None:

@@ -5,23 +5,20 @@ Knows names, numbers and steps. It does not know what the figures mean or when t
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import logging
-import netrc
 import os
 import secrets
-import socket
 import string
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from llmtrain.training import wandb_server
 
 log = logging.getLogger(__name__)
 
@@ -169,30 +166,29 @@ def build_wandb(
     name: str | None = None,
     config: Mapping[str, Any] | None = None,
     mode: str = "auto",
-) -> Logger:
-    """A W&B logger that never prompts and never waits for a network that is not there.
+) -> Logger | None:
+    """A W&B logger that never prompts and never waits for a network that is not there; `None` where W&B is disabled.
 
     Args:
         run_dir: the run folder; W&B's own files go to `<run_dir>/wandb`, the run id to `wandb_run_id.txt`.
         project: W&B project.
         name: shown name; the run folder's name by default.
         config: the run's resolved settings.
-        mode: `auto` (online only if logged in and the server answers), `online` or `offline`.
+        mode: `auto`, `online` or `offline`, see `wandb_server.resolve_mode`.
 
     Raises:
-        ValueError: for an unknown mode, or `online` without being logged in.
+        ValueError: for an unknown mode, or `online` where that cannot be.
     """
-    if mode not in ("auto", "online", "offline"):
-        raise ValueError(f"logger.mode={mode!r} must be auto, online or offline.")
+    if mode == "auto" and os.environ.get("WANDB_MODE") == "disabled":
+        log.info("WANDB_MODE=disabled: nothing goes to W&B")
+        return None
     from lightning.pytorch.loggers import WandbLogger
 
     if not is_main_process():
         return WandbLogger(project=project)  # writes nothing
+    resolved = wandb_server.resolve_mode(mode)
     import wandb
 
-    offline = mode == "offline" or os.environ.get("WANDB_MODE", "") in ("offline", "dryrun", "disabled")
-    if not offline:
-        offline = not _can_be_online(required=mode == "online")
     # The run is begun here, as Lightning would pass on a setting that W&B warns of. What stands on the terminal is the
     # command's business (console), and an offline run opens no connection, not even to report its errors.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -202,8 +198,8 @@ def build_wandb(
         id=_make_run_id(run_dir),
         dir=str(run_dir),
         config=dict(config or {}),
-        mode="offline" if offline else "online",
-        resume="allow" if not offline else None,
+        mode=resolved,
+        resume="allow" if resolved == "online" else None,
         settings=wandb.Settings(silent=True, console="off"),
     )
     run.define_metric("trainer/global_step")
@@ -233,49 +229,3 @@ def close(loggers: Sequence[Logger]) -> None:
     for logger in loggers:
         if is_main_process() and hasattr(logger, "experiment"):
             logger.experiment.finish()
-
-
-def _can_be_online(*, required: bool) -> bool:
-    """Whether the user is logged in to W&B and its server answers soon."""
-    if not _has_login():
-        if required:
-            raise ValueError("logger.mode=online needs a W&B login: run `wandb login`, or take logger.mode=offline.")
-        log.info("W&B keeps this run offline, as nobody is logged in here; `wandb sync` uploads it later")
-        return False
-    host = _wandb_host()
-    if not _answers(host):
-        log.warning("W&B keeps this run offline, as %s does not answer; `wandb sync` uploads it later", host)
-        return False
-    return True
-
-
-def _wandb_host() -> str:
-    return urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-
-
-def _has_login() -> bool:
-    """Whether W&B would find a key, looked for where W&B looks; asking W&B itself would start its service."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    given = os.environ.get("NETRC")
-    candidates = [Path(given)] if given else [Path.home() / ".netrc", Path.home() / "_netrc"]
-    for path in candidates:
-        try:
-            if netrc.netrc(path).authenticators(_wandb_host()) is not None:
-                return True
-        except (OSError, netrc.NetrcParseError):
-            continue
-    return False
-
-
-def _answers(host: str, *, seconds: float = 3.0) -> bool:
-    """Whether a host takes a connection in time. In a thread, as looking up a name cannot be given a limit."""
-    name, _, port = host.partition(":")
-    reached = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=seconds):
-            reached.set()
-
-    threading.Thread(target=connect, daemon=True).start()
-    return reached.wait(seconds)

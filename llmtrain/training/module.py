@@ -37,7 +37,7 @@ class LanguageModule(pl.LightningModule):
         optimizer: name for `build_optimizer`.
         lr: peak learning rate.
         optimizer_options: further keyword arguments of `build_optimizer` (weight_decay, betas, eps, …).
-        schedule_name: `cosine` or `wsd`.
+        schedule_name: `cosine`, `wsd` or `constant`.
         warmup_steps: steps of linear warm-up.
         min_lr_ratio: last learning rate as a share of the peak.
         decay_fraction: share of the run that `wsd` decays over.

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from llmtrain.launch import bench, pretrain
+from llmtrain.launch import bench, pretrain, starting
 from llmtrain.launch.composing import compose
 
 TOY = [
@@ -129,7 +129,7 @@ def test_what_is_measured_is_what_pretrain_runs(tmp_path, monkeypatch, optimizer
     changes = f"pretrain=[optim={optimizer},data=python_docs,tokenizer=byte,model=tiny]"
     measured = bench._Bench(settings_of(tmp_path, changes), tmp_path)
     settings, start = measured.pretrain, measured.start
-    batch = pretrain._check_settings(settings)
+    batch = starting.check_settings(settings)
     length = pretrain._run_length(settings, batch, start.prepared)
     pretrain._fit(settings, tmp_path, start, batch, length, [], pretrain.sampling_params(settings.sampling))
 

@@ -35,8 +35,12 @@ def test_ours_equals_plain_pytorch_and_lightnings_gradient_is_a_quarter(tmp_path
     assert "Lightning's own" in caplog.text
 
 
-def test_a_row_is_equal_within_both_limits():
+def test_a_row_is_equal_within_all_limits():
     assert Row("s", 1, equality.OURS, 1.0, 1e-6, 1e-5).equal
+    assert Row("s", 1, equality.OURS, 1 - 9e-6, 1e-6, 1e-5).equal
+    assert not Row("s", 1, equality.OURS, 1 + 2e-5, 0.0, 0.0).equal
+    assert not Row("s", 1, equality.OURS, 0.25, 0.0, 0.0).equal
+    assert not Row("s", 1, equality.OURS, float("nan"), 0.0, 0.0).equal
     assert not Row("s", 1, equality.OURS, 1.0, 2e-6, 1e-7).equal
     assert not Row("s", 1, equality.OURS, 1.0, 1e-7, 2e-5).equal
     text = equality.table([Row("deepspeed_3", 2, equality.OURS, 0.25, 1e-3, 2e-3)])

@@ -6,6 +6,7 @@ import pytest
 
 from llmtrain.bench.results import Comparison, machine_facts, table
 from llmtrain.bench.rounds import Ratio
+from llmtrain.launch.training_memory import Measured
 
 
 def comparison(ours: list[float], yardstick: list[float], **changes) -> Comparison:
@@ -18,13 +19,23 @@ def comparison(ours: list[float], yardstick: list[float], **changes) -> Comparis
     [
         ([89, 90, 300], {}, True),
         ([89, 89, 300], {}, False),
-        ([110, 110, 110], {"mark": 1.15, "at_most": True}, True),
-        ([120, 120, 120], {"mark": 1.15, "at_most": True}, False),
+        ([110, 110, 110], {"mark": None, "at_most": 1.15}, True),
+        ([20, 20, 20], {"mark": None, "at_most": 1.15}, True),
+        ([120, 120, 120], {"mark": None, "at_most": 1.15}, False),
+        ([110, 110, 110], {"mark": 0.85, "at_most": 1.15}, True),
+        ([120, 120, 120], {"mark": 0.85, "at_most": 1.15}, False),
+        ([80, 80, 80], {"mark": 0.85, "at_most": 1.15}, False),
         ([120, 120, 120], {"mark": None}, None),
     ],
 )
 def test_the_median_decides_whether_a_mark_is_met(ours, changes, met) -> None:
     assert comparison(ours, [100, 100, 100], **changes).met is met
+
+
+def test_memory_that_is_far_from_the_plan_misses_its_mark_on_either_side() -> None:
+    for peak, met in ((0.9, True), (1.1, True), (1.2, False), (0.8, False), (0.2, False)):
+        measured = Measured("deepspeed_2", 2, "bf16", 10**9, 5 * 10**9, int(peak * 5e9))
+        assert measured.comparison().met is met
 
 
 def test_wide_spread_is_called_noisy() -> None:
@@ -36,13 +47,13 @@ def test_table_names_both_sides_the_spread_and_the_mark() -> None:
     lines = table(
         [
             comparison([6100, 6200, 6300], [6600, 6500, 6700]),
-            comparison([400, 400, 400], [390, 390, 390], what="memory", theirs="100 MB", mark=1.15, at_most=True),
+            comparison([400, 400, 400], [390, 390, 390], what="memory", theirs="100 MB", mark=0.85, at_most=1.15),
             comparison([100, 150, 50], [100, 100, 100], mark=None),
         ]
     ).splitlines()
     assert lines[0].split() == ["ours", "theirs", "ratio", "min–max", "mark"]
-    assert lines[1] == "training against a loop  6.20k tokens/s  6.60k tokens/s   0.94  0.92–0.95  ≥ 0.90  met"
-    assert lines[2].endswith("≤ 1.15  met")
+    assert lines[1] == "training against a loop  6.20k tokens/s  6.60k tokens/s   0.94  0.92–0.95     ≥ 0.90  met"
+    assert lines[2].endswith("0.85–1.15  met")
     assert lines[3].endswith("noisy")
 
 

@@ -10,7 +10,8 @@ import statistics
 import pytest
 
 from llmtrain.bench.trials import Outcome, RandomTokens, Trial, run_trial
-from llmtrain.model import ModelConfig, TrainingMemory, training_memory
+from llmtrain.model import ModelConfig
+from llmtrain.training.memory import TrainingMemory, Workload, training_memory
 
 TOY = {
     "vocab_size": 320,
@@ -37,16 +38,15 @@ def trial(model: dict, strategy: str, processes: int, precision: str, **changes)
 
 def predicted(case: Trial) -> TrainingMemory:
     strategy = case.fit["strategy"]
-    return training_memory(
+    work = Workload(
         ModelConfig(**case.model),
-        micro_batch_size=case.micro_batch_size,
-        sequence_length=case.sequence_length,
-        precision=case.fit["precision"],
+        case.micro_batch_size,
+        case.sequence_length,
         optimizer=case.fit.get("optimizer", "adamw"),
-        zero_stage=0 if strategy == "single" else int(strategy[-1]),
-        world_size=case.processes,
         gradient_checkpointing=case.fit.get("gradient_checkpointing", False),
     )
+    stage = 0 if strategy == "single" else int(strategy[-1])
+    return training_memory(work, precision=case.fit["precision"], zero_stage=stage, world_size=case.processes)
 
 
 def growth(case: Trial) -> float:

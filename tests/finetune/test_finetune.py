@@ -185,9 +185,11 @@ def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):
     """Old merged weights never pass for new ones."""
     tune(base, tmp_path)
     merged = content(tmp_path / "model")
-    with pytest.raises(ValueError, match="holds another run"):
-        tune(base, tmp_path, "seed=1")
+    for override in ("seed=1", "resume=auto"):  # by default it saves no checkpoint
+        with pytest.raises(ValueError, match=r"holds another run \(model and adapter\) and no checkpoint"):
+            tune(base, tmp_path, override)
     assert content(tmp_path / "model") == merged
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) > 1
 
 
 def test_a_resumed_run_gives_the_same_adapter_bit_for_bit(base, tmp_path):

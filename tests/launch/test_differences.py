@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -24,8 +25,11 @@ def straight(tmp_path: Path) -> Path:
         save_file(weights, folder / place / "model.safetensors")
     for step in (2, 4):
         checkpoint = folder / f"checkpoints/step-{step:06d}"
-        (checkpoint / "checkpoint.json").write_text("{}")
+        counters = {"step": step, "tokens": 64 * step, "train_seconds": 1.5, "best": {"step": 2, "val_loss": 4.5}}
+        (checkpoint / "checkpoint.json").write_text(json.dumps(counters))
         (checkpoint / "resume").mkdir()
+        parameters = {"a": {"file": "state-00001-of-00001.safetensors", "scalars": {"step": float(step)}}}
+        (checkpoint / "resume" / "state.json").write_text(json.dumps({"version": 1, "parameters": parameters}))
         save_file({"a/exp_avg": torch.full((4,), float(step))}, checkpoint / "resume" / "optimizer.safetensors")
     rows = [
         f"{step},{5 - step / 3:.9g},0.001,{900 + step},{4.5 if step % 2 == 0 else ''},{step}\n" for step in range(1, 5)
@@ -43,6 +47,7 @@ def resumed(straight: Path) -> Path:
     text = (folder / "metrics.csv").read_text()
     (folder / "metrics.csv").write_text(text.replace(",901,", ",17,").replace("4.5,2", "4.5,99"))
     shutil.copytree(folder / "checkpoints/step-000002", folder / "checkpoints/step-000003")
+    replace(folder / "checkpoints/step-000002/checkpoint.json", '"train_seconds": 1.5', '"train_seconds": 2.5')
     return folder
 
 
@@ -62,7 +67,8 @@ def test_equal_runs(straight, resumed):
     found = compare_runs(straight, resumed, extra=[3])
     assert found.first is None
     assert found.counts == {
-        "steps_with_samples": 4, "figures": 4 * 4, "checkpoints": 2, "weights": 4, "optimizer_tensors": 1,
+        "steps_with_samples": 4, "figures": 4 * 4, "checkpoints": 2, "counters": 8, "weights": 4,
+        "optimizer_tensors": 1, "optimizer_scalars": 1,
     }  # fmt: skip
 
 
@@ -94,6 +100,22 @@ def test_equal_runs(straight, resumed):
             "step 1: a checkpoint is missing straight and there resumed",
         ),
         (
+            lambda run: replace(run / "checkpoints/step-000002/checkpoint.json", '"tokens": 128', '"tokens": 129'),
+            "step 2: checkpoint.json: tokens is 128 straight and 129 resumed",
+        ),
+        (
+            lambda run: replace(run / "checkpoints/step-000004/checkpoint.json", '"val_loss": 4.5', '"val_loss": 4.25'),
+            "step 4: checkpoint.json: best.val_loss is 4.5 straight and 4.25 resumed",
+        ),
+        (
+            lambda run: replace(run / "checkpoints/step-000004/resume/state.json", '"step": 4.0', '"step": 3.0'),
+            "state.json: parameters.a.scalars.step is 4.0 straight and 3.0 resumed",
+        ),
+        (
+            lambda run: replace(run / "checkpoints/step-000004/resume/state.json", '"step": 4.0', ""),
+            "state.json: parameters.a.scalars.step is 4.0 straight and missing resumed",
+        ),
+        (
             lambda run: nudge(run / "model/model.safetensors", "a", 3),
             "model/model.safetensors: a[3] is 3.0 straight and 3.000000238418579 resumed",
         ),
@@ -114,6 +136,13 @@ def test_equal_runs(straight, resumed):
 def test_each_seeded_fault_is_found_where_it_is(straight, resumed, fault, sentence):
     fault(resumed)
     assert str(compare_runs(straight, resumed, extra=[3]).first).startswith(sentence)
+
+
+def test_where_a_signal_stopped_the_run_its_checkpoint_may_know_less(straight, resumed):
+    """A validation that was due at that step comes after the checkpoint."""
+    replace(resumed / "checkpoints/step-000002/checkpoint.json", '"val_loss": 4.5', '"val_loss": 5.5')
+    assert compare_runs(straight, resumed, extra=[2, 3]).first is None
+    assert compare_runs(straight, resumed, extra=[3]).first is not None
 
 
 def test_a_tolerance_lets_small_gaps_pass_and_large_ones_not(straight, resumed):

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from llmtrain.launch import forecast
 from llmtrain.launch.composing import compose
 from llmtrain.launch.plan import plan_from, run
 from llmtrain.launch.plan_text import describe, short_form, shortage
 from llmtrain.model import ModelConfig, flops_per_token, parameter_count
+from llmtrain.training import hardware
+from llmtrain.training.hardware import GPUS
 
 H100 = [
     "model=350m", "tokenizer.vocab_size=32768", "optim=adamw", "data.sequence_length=2048", "plan.device=h100",
@@ -50,15 +55,16 @@ def test_a_run_on_machines_that_are_not_here(tmp_path, caplog):
 def test_the_largest_micro_batch_fits_and_one_more_does_not(tmp_path):
     plan = plan_from(settings(tmp_path, *H100))
     for stage in plan.stages:
-        rows = plan.workload.largest_micro_batch(plan.target, stage)
-        room = 80e9 - forecast.RESERVED
-        assert plan.workload.memory(plan.target, stage, micro_batch_size=rows).total <= room
-        assert plan.workload.memory(plan.target, stage, micro_batch_size=rows + 1).total > room
+        rows = plan.largest_micro_batch(stage)
+        room = GPUS["h100"].memory - forecast.RESERVED
+        fits, does_not = (replace(plan.workload, micro_batch_size=number) for number in (rows, rows + 1))
+        assert forecast.memory(fits, plan.target, stage).total <= room
+        assert forecast.memory(does_not, plan.target, stage).total > room
 
 
 def test_too_little_memory_is_said(tmp_path):
     plan = plan_from(settings(tmp_path, *H100, "plan.memory_gb=1"))
-    assert plan.workload.largest_micro_batch(plan.target, 2) == 0
+    assert plan.largest_micro_batch(2) == 0
     assert "a device has 1.00 GB" in (shortage(plan) or "")
     assert shortage(plan) in describe(plan)
     assert shortage(plan_from(settings(tmp_path, *H100, "trainer.gradient_checkpointing=true"))) is None
@@ -98,6 +104,41 @@ def test_this_machine_is_measured_and_shared(tmp_path):
     assert two.stages == [1, 2]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_named_card_is_planned_for_as_the_card_itself(tmp_path, monkeypatch, precision):
+    """An H200 by its data sheet, and one that is here: it says its name and 139.8 GiB."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    found = SimpleNamespace(total_memory=int(139.8 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    one = [*H100, "trainer.devices=1", "trainer.num_nodes=1", f"trainer.precision={precision}"]
+    named = plan_from(settings(tmp_path, *one, "plan.device=h200"))
+    here = plan_from(settings(tmp_path, *one, "plan.device=auto"))
+    trained = hardware.peak_of(precision, torch.device("cuda", 0)).flops  # what MFU is a share of
+    assert named.target.peak_flops == here.target.peak_flops == trained
+    assert named.target.memory == pytest.approx(here.target.memory, rel=0.02)
+    assert named.largest_micro_batch(2) == pytest.approx(here.largest_micro_batch(2), rel=0.03)
+    assert named.seconds == here.seconds
+
+
+def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_path):
+    one = [*H100, "trainer.devices=1", "trainer.num_nodes=1"]
+    plain = plan_from(settings(tmp_path, *one))
+    offloaded = plan_from(settings(tmp_path, *one, "strategy.offload_optimizer=true"))
+    assert plain.memory.optimizer > 0
+    assert (offloaded.memory.optimizer, offloaded.memory.gradients) == (0, 0)
+    assert offloaded.largest_micro_batch(2) > plain.largest_micro_batch(2)
+    host = forecast.size(offloaded.memory.host - plain.memory.host)
+    assert f"offloaded, beside the above: {host} in the host's memory" in "\n".join(describe(offloaded))
+    would = "\n".join(describe(plain))
+    assert f"strategy.offload_optimizer=true: {forecast.size(offloaded.memory.total)} on the device, {host}" in would
+    assert f"; {offloaded.largest_micro_batch(2)} rows fit" in would
+    third = [*H100, "strategy=deepspeed_3", "strategy.offload_optimizer=true", "strategy.offload_parameters=true"]
+    assert plan_from(settings(tmp_path, *third)).memory.state == 0
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -109,16 +150,51 @@ def test_this_machine_is_measured_and_shared(tmp_path):
         ("trainer.batch_tokens=100", "trainer.batch_tokens=100 is not a multiple"),
         ("trainer.micro_batch_size=5", "trainer.micro_batch_size=5 does not divide"),
         ("trainer.precision=int8", "trainer.precision='int8' must be one of"),
-        ("trainer.num_nodes=0", "trainer.num_nodes=0 must be at least 1"),
+        ("trainer.num_nodes=0", "trainer.num_nodes=0 must be a whole number of at least 1"),
         ("strategy=single", "strategy=single runs one process, not 16"),
         ("data.sequence_length=4096", "exceeds the model's context of 2048"),
-        ("init=nowhere", "model=nowhere does not exist"),
+        ("init=nowhere", "init=nowhere does not exist"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(tmp_path, override, sentence):
     with pytest.raises(ValueError, match=r".+") as error:
         run(settings(tmp_path, *H100, override), tmp_path / "run")
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim=muon", "strategy.offload_optimizer=true"],
+        ["optim=muon", "strategy=deepspeed_3"],
+        ["strategy.grad_accum_dtype=int8"],
+        ["strategy.grad_accum_dtype=bf16", "trainer.precision=fp32"],
+        ["optim.lr=-1"],
+        ["optim=muon", "optim.muon_steps=0"],
+        ["optim.grad_clip=-1"],
+        ["optim.warmup_steps=2000"],
+        ["trainer.log_every=0"],
+        ["trainer.keep_last=0"],
+        ["trainer.timeout=0"],
+        ["seed=-1"],
+        ["model.hidden_size=100"],
+        ["sampling.top_p=0"],
+    ],
+    ids=lambda overrides: overrides[-1],
+)
+def test_plan_refuses_what_pretrain_refuses_in_the_same_words(tmp_path, overrides):
+    """With a device that is not here, so nothing of this machine is asked."""
+    from llmtrain.launch import pretrain
+
+    one = [each for each in H100 if not each.startswith(("trainer.devices", "trainer.num_nodes", "plan."))]
+    one += ["trainer.precision=bf16", *overrides]
+    said = []
+    for command, more in ((plan_from, "plan.device=h100"), (lambda given: pretrain.run(given, tmp_path), None)):
+        given = compose("plan" if more else "pretrain", [*one, *([more] if more else [])]).settings
+        with pytest.raises(ValueError, match=r".+") as error:
+            command(given)
+        said.append(str(error.value))
+    assert said[0] == said[1]
 
 
 def test_a_probe_is_of_one_machine(tmp_path):

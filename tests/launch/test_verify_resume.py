@@ -32,7 +32,8 @@ def test_an_interrupted_run_is_the_straight_one(tmp_path, fake_environment):
     compared = results["compared"]
     assert (compared["steps_with_samples"], compared["checkpoints"]) == (12, 4)
     assert compared["figures"] > 12 * 3
-    assert compared["weights"] > 0
+    assert min(compared[name] for name in ("weights", "optimizer_tensors", "optimizer_scalars", "counters")) > 0
+    assert compared["optimizer_tensors"] == 3 * compared["optimizer_scalars"]  # AdamW: weights, two moments; one count
     assert "equal: the interrupted run is the straight one" in done.stderr
     folder = tmp_path / "runs" / "verify-resume" / "v"
     assert not (folder / "straight" / "checkpoints").exists()

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from llmtrain.training import loggers
+from llmtrain.training import loggers, wandb_server
 from llmtrain.training.loggers import MetricsCsv, build_wandb, read_rows, run_id
 
 
@@ -69,7 +69,7 @@ def test_wandb_is_offline_without_a_login_and_keeps_its_run_id(tmp_path, monkeyp
     def refuse(*arguments, **options):
         raise AssertionError("a connection was attempted")
 
-    monkeypatch.setattr(loggers, "_answers", refuse)
+    monkeypatch.setattr(wandb_server, "answers", refuse)
     identifiers = set()
     for first_step in (1, 3):
         log = build_wandb(tmp_path, project="test")
@@ -150,43 +150,109 @@ def test_a_resumed_run_gives_wandb_the_last_half_minute_again():
     loggers.repeat_last(Log(), [])
 
 
-@pytest.mark.parametrize(("answers", "mode"), [(True, "online"), (False, "offline")])
-def test_wandb_goes_online_only_if_its_server_answers(tmp_path, monkeypatch, answers, mode):
+@pytest.fixture
+def begun(monkeypatch):
+    """The mode of every run that W&B is asked to begin."""
     import wandb
-
-    begun = []
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    monkeypatch.setattr(loggers, "_has_login", lambda: True)
-    monkeypatch.setattr(loggers, "_answers", lambda host: answers)
 
     class Run:
         def define_metric(self, *arguments, **options):
             pass
 
-    monkeypatch.setattr(wandb, "init", lambda **options: begun.append(options["mode"]) or Run())
-    build_wandb(tmp_path, project="test")
-    assert begun == [mode]
+    modes: list[str] = []
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(wandb, "init", lambda **options: modes.append(options["mode"]) or Run())
+    return modes
+
+
+@pytest.mark.parametrize("login", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize("variable", [None, "online", "offline", "dryrun", "disabled"])
+@pytest.mark.parametrize("mode", ["auto", "online", "offline"])
+def test_a_setting_wins_over_the_variable_and_online_insists(
+    tmp_path, monkeypatch, begun, mode, variable, answers, login
+):
+    if variable is not None:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    monkeypatch.setattr(wandb_server, "has_login", lambda: login)
+    monkeypatch.setattr(wandb_server, "answers", lambda host, port: answers)
+    reachable = login and answers
+    if mode == "online" and not reachable:
+        sentence = "does not answer" if login else "run `wandb login`"
+        with pytest.raises(ValueError, match=rf"logger\.mode=online: .*{sentence}.*; or take logger\.mode=offline"):
+            build_wandb(tmp_path, project="test", mode=mode)
+        assert begun == []
+        return
+    log = build_wandb(tmp_path, project="test", mode=mode)
+    if mode == "auto" and variable == "disabled":
+        assert log is None
+        assert list(tmp_path.iterdir()) == []
+        return
+    stays = mode == "offline" or (mode == "auto" and variable in ("offline", "dryrun"))
+    assert begun == ["offline" if stays or not reachable else "online"]
+
+
+@pytest.mark.medium
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
+def test_wandb_itself_lets_the_setting_win(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    log = build_wandb(tmp_path, project="test", mode="offline")
+    assert log is not None
+    log.log_metrics({"train/loss": 1.0}, step=1)
+    loggers.close([log])
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_disabled_wandb_leaves_metrics_alone(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    train(tmp_path, steps=2, wandb={"project": "test"})
+    assert len(read_rows(tmp_path / "metrics.csv")) == 2
+    assert not (tmp_path / "wandb").exists()
+    assert run_id(tmp_path) is None
 
 
 def test_a_login_is_found_where_wandb_looks(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.delenv("WANDB_IDENTITY_TOKEN_FILE", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert not loggers._has_login()
+    assert not wandb_server.has_login()
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     (tmp_path / "netrc").chmod(0o600)
-    assert loggers._has_login()
+    assert wandb_server.has_login()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai:8443")
+    assert wandb_server.has_login()  # the file knows hosts without ports
 
 
-def test_a_host_that_cannot_be_reached_is_noticed_in_time():
-    assert not loggers._answers("localhost:1", seconds=0.5)
+@pytest.mark.parametrize(
+    ("variables", "host", "port"),
+    [
+        ({}, "api.wandb.ai", 443),
+        ({"WANDB_BASE_URL": "http://wandb.local"}, "wandb.local", 80),
+        ({"WANDB_BASE_URL": "http://wandb.local:8080/path"}, "wandb.local", 8080),
+        ({"WANDB_BASE_URL": "https://[::1]:9"}, "::1", 9),
+        ({"HTTPS_PROXY": "http://user:secret@proxy.local:3128"}, "proxy.local", 3128),
+        ({"HTTPS_PROXY": "proxy.local:3128"}, "proxy.local", 3128),
+        ({"HTTPS_PROXY": "http://proxy.local:3128", "NO_PROXY": ".wandb.ai"}, "api.wandb.ai", 443),
+        ({"HTTPS_PROXY": "http://proxy.local:3128", "WANDB_BASE_URL": "http://wandb.local"}, "wandb.local", 80),
+        ({"HTTP_PROXY": "http://proxy.local", "WANDB_BASE_URL": "http://wandb.local"}, "proxy.local", 80),
+    ],
+)
+def test_the_connection_that_is_tried_is_the_one_that_wandb_opens(monkeypatch, variables, host, port):
+    for name in ("WANDB_BASE_URL", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert wandb_server.address()[:2] == (host, port)
 
 
-def test_wandb_online_without_a_login_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "_has_login", lambda: False)
-    monkeypatch.delenv("WANDB_MODE", raising=False)
-    with pytest.raises(ValueError, match="wandb login"):
-        build_wandb(tmp_path, project="test", mode="online")
+def test_a_host_answers_or_is_noticed_in_time():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert wandb_server.answers("127.0.0.1", port)
+    assert not wandb_server.answers("127.0.0.1", port, seconds=0.5)
 
 
 def test_an_unknown_wandb_mode_is_refused(tmp_path):

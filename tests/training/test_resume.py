@@ -120,8 +120,60 @@ def test_a_fresh_start_into_a_used_folder_is_refused(train, tmp_path):
         train(tmp_path, steps=3)
 
 
-def test_resume_auto_without_a_checkpoint_starts_afresh(train, tmp_path):
+def test_resume_auto_in_an_empty_folder_starts_afresh(train, tmp_path):
     assert train(tmp_path, steps=2, resume="auto").resumed_from == 0
+
+
+def test_resume_auto_after_a_kill_before_the_first_model_starts_afresh(train, tmp_path, caplog):
+    """Nothing is there but figures, which come again; a job that is queued again has to get ahead."""
+    train(tmp_path, steps=4, checkpoint_every=None, validates=False)
+    expected = metrics(tmp_path)
+    shutil.rmtree(tmp_path / "model")
+    assert train(tmp_path, steps=4, checkpoint_every=None, validates=False, resume="auto").resumed_from == 0
+    assert metrics(tmp_path) == expected
+    assert "ended before its first checkpoint; its figures (4 rows of metrics.csv) come again" in caplog.text
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
+@pytest.mark.parametrize("steps", [12, 6], ids=["finished", "killed after its first validation"])
+def test_resume_auto_does_not_replace_a_model_without_a_checkpoint(train, tmp_path, lora, steps):
+    train(tmp_path, steps=steps, checkpoint_every=None, lora=lora)
+    before = content(tmp_path)
+    name = "adapter" if lora else "model"
+    with pytest.raises(ValueError, match=rf"another run \({name}\) and no checkpoint.* resume=auto would replace"):
+        train(tmp_path, steps=12, checkpoint_every=None, lora=lora, resume="auto")
+    assert content(tmp_path) == before
+
+
+def test_resume_auto_does_not_replace_results_without_a_model(train, tmp_path):
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds another run \(results.json\) and no checkpoint"):
+        train(tmp_path, steps=2, resume="auto")
+
+
+def test_a_checkpoint_of_another_run_does_not_replace_a_run(train, tmp_path):
+    """`resume=<path> name=<a run that is there>`: figures of two runs would be mixed, and the model replaced."""
+    train(tmp_path / "one", steps=3)
+    for every, sentence in ((3, "holds another run; resume=auto continues it"), (None, r"holds another run \(model\)")):
+        other = tmp_path / f"other-{every}"
+        train(other, steps=6, checkpoint_every=every)
+        before = content(other)
+        with pytest.raises(ValueError, match=sentence):
+            train(other, steps=9, resume=tmp_path / "one")
+        assert content(other) == before
+    fresh = tmp_path / "fresh"
+    assert train(fresh, steps=6, resume=tmp_path / "one").resumed_from == 3
+    assert train(fresh, steps=9, resume="auto").resumed_from == 6
+
+
+def test_a_fresh_start_says_whether_there_is_something_to_go_on_from(train, tmp_path):
+    train(tmp_path, steps=3, checkpoint_every=None)
+    with pytest.raises(ValueError, match=r"and no checkpoint that it could go on from; name=… or paths.run_dir=…"):
+        train(tmp_path, steps=3)
 
 
 def test_half_written_checkpoints_do_not_count(train, tmp_path):

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from llmtrain.launch.forecast import checkpoint_bytes
 from tests.training.conftest import assert_equal, metrics, samples, tensors
+from tests.training.toy import toy_model
 
 pytestmark = [pytest.mark.medium, pytest.mark.distributed]
 
@@ -147,6 +149,11 @@ def test_any_setting_goes_on_from_any(
     )
     assert (result["resumed_from"], result["steps"], result["tokens"]) == (6, 12, 12 * ROWS * 32)
     assert_equal(tensors(tmp_path / "loaded"), tensors(checkpoint / "resume"))
+    said = checkpoint_bytes(toy_model().config, optimizer=optimizer)  # whatever the strategy and the precision
+    for folder in (checkpoint, tmp_path / "checkpoints" / "step-000012"):
+        for part in ("model", "resume"):
+            found = sum(file.stat().st_size for file in (folder / part).glob("*.safetensors"))
+            assert found == pytest.approx(said[part], rel=0.02), f"{part} of {folder}"
     whole = samples(straight(before, optimizer))
     assert samples(tmp_path) == {step: whole[step] for step in range(6, 12)}
     ours, theirs = metrics(tmp_path), metrics(straight(before, optimizer))[6:]

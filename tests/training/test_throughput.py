@@ -68,15 +68,57 @@ def test_logged_speed_is_counted_tokens_over_wall_time(train, tmp_path, monkeypa
     assert re.fullmatch(r"\d+", last["tokens"])
 
 
-@pytest.mark.medium
-def test_a_peak_measured_in_a_busy_moment_does_not_lift_mfu_above_one(train, tmp_path, monkeypatch):
+def mfu_and_what_it_should_be(run_dir, *, flops_per_position: float, peak: float) -> list[tuple[float, float]]:
+    """Of every logged step but the first: the figure, and FLOPs over seconds of the watch over the peak.
+
+    Each position of the toy's text is trained, so tokens are positions.
+    """
     import csv
+    from itertools import pairwise
 
+    with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["train/mfu"]]
+    found = []
+    for before, after in pairwise(rows):
+        positions = int(after["tokens"]) - int(before["tokens"])
+        seconds = float(after["seconds"]) - float(before["seconds"])
+        found.append((float(after["train/mfu"]), positions * flops_per_position / seconds / peak))
+    return found
+
+
+def counted_flops_per_position() -> float:
+    """Forward and backward of the toy model, as torch counts the FLOPs of its operations."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from llmtrain.model import loss_sum
+    from tests.training.toy import SEQUENCE_LENGTH, toy_model
+
+    ids = torch.randint(0, 300, (2, SEQUENCE_LENGTH))
+    with FlopCounterMode(display=False) as counter:
+        loss_sum(toy_model().train(), ids, ids)[0].backward()
+    return counter.get_total_flops() / ids.numel()
+
+
+@pytest.mark.medium
+def test_mfu_is_counted_flops_over_time_over_the_peak(train, tmp_path, monkeypatch, caplog):
+    """Also above 1, where the peak was measured in a busy moment: that is said once, and the peak stays what it was."""
+    from llmtrain.model import flops_per_token
     from llmtrain.training import hardware
+    from tests.training.toy import SEQUENCE_LENGTH, toy_model
 
-    monkeypatch.setattr(hardware, "peak_flops", lambda *arguments, **options: 1.0)
-    train(tmp_path, steps=4, val_every=None, checkpoint_every=None, flops_per_position=1e5)
-    with (tmp_path / "metrics.csv").open(encoding="utf-8") as file:
-        shares = [float(row["train/mfu"]) for row in csv.DictReader(file) if row["train/mfu"]]
-    assert shares
-    assert max(shares) == 1.0
+    counted = counted_flops_per_position()
+    stated = flops_per_token(toy_model().config, SEQUENCE_LENGTH)
+    assert stated == pytest.approx(counted, rel=0.1)
+    for peak, exceeds in ((1e15, False), (1e6, True)):
+        caplog.clear()
+        monkeypatch.setattr(hardware, "peak_of", lambda *arguments, peak=peak: hardware.Peak(peak, "a test"))
+        folder = tmp_path / str(exceeds)
+        with caplog.at_level("INFO"):
+            train(folder, steps=8, rows=8, val_every=3, checkpoint_every=None, flops_per_position=stated)
+        pairs = mfu_and_what_it_should_be(folder, flops_per_position=counted, peak=peak)
+        assert len(pairs) == 7
+        assert all(mfu == pytest.approx(expected, rel=0.15) for mfu, expected in pairs)
+        assert all((mfu > 1) is exceeds for mfu, _ in pairs)
+        assert caplog.text.count("exceeds 1: training does") == exceeds
+        assert f"train/mfu is a share of {peak / 1e12:.3g} TFLOP/s in fp32: 1 × a test" in caplog.text

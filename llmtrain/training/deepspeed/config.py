@@ -5,7 +5,14 @@ Pure: imports neither deepspeed nor lightning, so that settings are refused in t
 
 from typing import Any, Literal
 
+from llmtrain.training.ranges import shown
+
 Stage = Literal[1, 2, 3]
+BUCKET_ELEMENTS = 50_000_000
+"""Of the buckets in which gradients are reduced and weights gathered.
+
+DeepSpeed allocates a bucket anew at every step, so its default of 5e8 is 2 GB in fp32.
+"""
 STRATEGIES = ("single", "deepspeed_1", "deepspeed_2", "deepspeed_3")
 
 
@@ -26,13 +33,13 @@ def check_strategy(
         ValueError: one sentence saying which setting to change.
     """
     if name not in STRATEGIES:
-        raise ValueError(f"strategy={name} is unknown; choose one of {', '.join(STRATEGIES)}.")
+        raise ValueError(f"strategy={shown(name)} is unknown; choose one of {', '.join(STRATEGIES)}.")
     if devices < 1 or num_nodes < 1:
         raise ValueError(f"trainer.devices={devices} and trainer.num_nodes={num_nodes} must both be at least 1.")
     if name == "single" and devices * num_nodes > 1:
         raise ValueError(f"strategy=single runs one process, not {devices * num_nodes}; choose strategy=deepspeed_1.")
     if grad_accum_dtype not in ("fp32", "bf16"):
-        raise ValueError(f"strategy.grad_accum_dtype={grad_accum_dtype} is unknown; choose fp32 or bf16.")
+        raise ValueError(f"strategy.grad_accum_dtype={shown(grad_accum_dtype)} is unknown; choose fp32 or bf16.")
     if grad_accum_dtype == "bf16" and precision != "bf16":
         raise ValueError(
             f"strategy.grad_accum_dtype=bf16 needs a bf16 run, and trainer.precision is {precision}; leave it fp32."
@@ -88,9 +95,8 @@ def deepspeed_config(
     zero: dict[str, Any] = {
         "stage": stage,
         "overlap_comm": not on_cpu,  # a CPU has no second stream: overlapping only adds a buffer
-        # In elements. DeepSpeed allocates a bucket anew at every step, so its default of 5e8 is 2 GB.
-        "reduce_bucket_size": 50_000_000,
-        "allgather_bucket_size": 50_000_000,
+        "reduce_bucket_size": BUCKET_ELEMENTS,
+        "allgather_bucket_size": BUCKET_ELEMENTS,
     }
     if on_cpu and stage == 1:
         # Copying gradients into a bucket fights fragmentation of GPU memory; here it costs four copies a step.

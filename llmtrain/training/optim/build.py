@@ -7,6 +7,7 @@ from torch import nn
 
 from llmtrain.training.optim.groups import parameter_groups
 from llmtrain.training.optim.muon import Muon
+from llmtrain.training.ranges import check_whole, is_number, shown
 
 OPTIMIZERS = ("adamw", "muon")
 
@@ -26,7 +27,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Builds AdamW (fused), or Muon for the hidden matrices with fused AdamW for the rest.
 
-    Each group carries its own learning rate, so that a `LambdaLR` factor scales all of them alike.
+    Each group carries its own learning rate, so that one factor of the schedule scales all of them alike.
 
     Args:
         model: the model; its trainable parameters are split by `parameter_groups`.
@@ -74,17 +75,27 @@ def check_optimizer(
         ValueError: an unknown name, or a value outside its range.
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"optim.name={name} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
+        raise ValueError(f"optim.name={shown(name)} is unknown; choose one of {', '.join(OPTIMIZERS)}.")
     for key, value in (("lr", lr), ("muon_lr", muon_lr)):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"optim.{key}={value} must be above 0.")
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"optim.weight_decay={weight_decay} must not be negative.")
-    if len(betas) != 2 or not all(0.0 <= beta < 1.0 for beta in betas):
-        raise ValueError(f"optim.betas={list(betas)} must be two numbers, each at least 0 and below 1.")
-    if not eps >= 0:
-        raise ValueError(f"optim.eps={eps} must not be negative.")
-    if not 0.0 <= muon_momentum < 1.0:
-        raise ValueError(f"optim.muon_momentum={muon_momentum} must be at least 0 and below 1.")
-    if muon_steps < 1:
-        raise ValueError(f"optim.muon_steps={muon_steps} must be at least 1.")
+        if not is_number(value) or not value > 0:
+            raise ValueError(f"optim.{key}={shown(value)} must be above 0 and finite.")
+    for key, value in (("weight_decay", weight_decay), ("eps", eps)):
+        if not is_number(value) or not value >= 0:
+            raise ValueError(f"optim.{key}={shown(value)} must not be negative, and finite.")
+    several = isinstance(betas, Sequence) and not isinstance(betas, str)
+    if not several or len(betas) != 2 or not all(is_number(beta) and 0.0 <= beta < 1.0 for beta in betas):
+        given = list(betas) if several else shown(betas)
+        raise ValueError(f"optim.betas={given} must be two numbers, each at least 0 and below 1.")
+    if not is_number(muon_momentum) or not 0.0 <= muon_momentum < 1.0:
+        raise ValueError(f"optim.muon_momentum={shown(muon_momentum)} must be at least 0 and below 1.")
+    check_whole("optim.muon_steps", muon_steps, least=1)
+
+
+def check_grad_clip(grad_clip: float | None) -> None:
+    """Refuses a largest norm of the gradient that is none.
+
+    Raises:
+        ValueError: it is negative or no finite number.
+    """
+    if grad_clip is not None and (not is_number(grad_clip) or not grad_clip >= 0):
+        raise ValueError(f"optim.grad_clip={grad_clip} must not be negative, and finite; null does not clip.")

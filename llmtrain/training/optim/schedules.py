@@ -1,10 +1,12 @@
 """Learning-rate schedules as pure functions of the step.
 
-A schedule returns a factor; every parameter group multiplies its own initial learning rate by it
-(`torch.optim.lr_scheduler.LambdaLR`). Nothing here holds state, so a resumed run needs only its step.
+A schedule returns a factor; `LanguageModule` multiplies the initial learning rate of every parameter group by it
+before each step. Nothing here holds state, so a resumed run needs only its step.
 """
 
 import math
+
+from llmtrain.training.ranges import check_whole, is_number, shown
 
 SCHEDULES = ("cosine", "wsd", "constant")
 
@@ -52,17 +54,18 @@ def schedule(
 def _check(name: str, total_steps: int, warmup_steps: int, min_lr_ratio: float, decay_fraction: float) -> int:
     """Validates the settings; returns how many last steps the learning rate falls."""
     if name not in SCHEDULES:
-        raise ValueError(f"optim.schedule={name} is unknown; choose one of {', '.join(SCHEDULES)}.")
-    if not 0 <= warmup_steps <= total_steps:
+        raise ValueError(f"optim.schedule={shown(name)} is unknown; choose one of {', '.join(SCHEDULES)}.")
+    check_whole("optim.warmup_steps", warmup_steps, least=0)
+    if warmup_steps > total_steps:
         raise ValueError(f"optim.warmup_steps={warmup_steps} must be between 0 and the run's {total_steps} steps.")
-    if not 0.0 <= min_lr_ratio <= 1.0:
-        raise ValueError(f"optim.min_lr_ratio={min_lr_ratio} must be between 0 and 1.")
+    if not is_number(min_lr_ratio) or not 0.0 <= min_lr_ratio <= 1.0:
+        raise ValueError(f"optim.min_lr_ratio={shown(min_lr_ratio)} must be between 0 and 1.")
+    if not is_number(decay_fraction) or not 0.0 < decay_fraction <= 1.0:
+        raise ValueError(f"optim.decay_fraction={shown(decay_fraction)} must be above 0 and at most 1.")
     if name == "constant":
         return 0
     if name == "cosine":
         return total_steps - warmup_steps
-    if not 0.0 < decay_fraction <= 1.0:
-        raise ValueError(f"optim.decay_fraction={decay_fraction} must be above 0 and at most 1.")
     decay_steps = max(1, round(decay_fraction * total_steps))
     if warmup_steps + decay_steps > total_steps:
         raise ValueError(

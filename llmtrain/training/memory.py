@@ -1,7 +1,8 @@
 """How much memory a training process needs, part by part, for each ZeRO stage. Pure arithmetic on a config.
 
 Every term stands for tensors that were found in torch 2.13 and DeepSpeed 0.19.8 and whose sum was compared with the
-measured growth of processes (`llmtrain bench "which=[training-memory]"`). Knows nothing of devices or settings files.
+measured growth of processes (`llmtrain bench "which=[training-memory]"`). Knows DeepSpeed's buffers and gloo's copies;
+nothing of which device it is, of its size, or of settings files.
 
 P parameters, N processes, M numbers that the optimiser keeps, w bytes of a weight (4 in fp32, 2 in bf16), R = min(P,
 bucket) elements that are reduced at a time. Shapes: B batch, T time, C hidden, H heads, K key/value heads, D head size,
@@ -19,12 +20,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from llmtrain.model.accounting import BYTES, layer_matrix_parameters, moment_count, parameter_count
-from llmtrain.model.config import ModelConfig
+from llmtrain.model import ModelConfig, moment_count, parameter_count
+from llmtrain.model.accounting import BYTES, layer_matrix_parameters
 from llmtrain.model.loss import LOGITS_BUDGET_BYTES
-
-REDUCE_BUCKET = 50_000_000
-"""Elements of DeepSpeed's reduction and gathering buckets, unless told otherwise."""
+from llmtrain.training.deepspeed.config import BUCKET_ELEMENTS
 
 HEAP_BLOCK = 32 << 20
 """glibc takes blocks below this from heaps, where what is freed between others stays; larger ones go back at once."""
@@ -36,6 +35,36 @@ DeepSpeed and under ZeRO 3) or a process's share of them is such a block, and wh
 speed) the tensors alone are predicted within 7 %."""
 
 _ALLREDUCE_BUCKET = 500_000_000  # of BF16_Optimizer (bf16, ZeRO 1), which no setting reaches
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What one process is given to do, as far as memory goes.
+
+    Attributes:
+        config: the model's shape.
+        micro_batch_size: B, rows that one process runs at a time.
+        sequence_length: T.
+        optimizer: `adamw` or `muon`.
+        gradient_checkpointing: only each layer's input is kept, and one layer at a time recomputed.
+        grad_accum_dtype: in which a bf16 run under DeepSpeed sums gradients.
+        offload_optimizer: the optimiser's share and the gradients' share it updates from lie in host memory.
+        offload_parameters: and the weights' share, under ZeRO 3.
+    """
+
+    config: ModelConfig
+    micro_batch_size: int
+    sequence_length: int
+    optimizer: str = "adamw"
+    gradient_checkpointing: bool = False
+    grad_accum_dtype: str = "fp32"
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """B·T."""
+        return self.micro_batch_size * self.sequence_length
 
 
 @dataclass(frozen=True)
@@ -84,42 +113,24 @@ class TrainingMemory:
 
 
 def training_memory(
-    config: ModelConfig,
-    *,
-    micro_batch_size: int,
-    sequence_length: int,
-    precision: str = "bf16",
-    optimizer: str = "adamw",
-    zero_stage: int = 1,
-    world_size: int = 1,
-    on_cpu: bool = True,
-    gradient_checkpointing: bool = False,
-    grad_accum_dtype: str = "fp32",
-    offload_optimizer: bool = False,
-    bucket_elements: int = REDUCE_BUCKET,
+    work: Workload, *, precision: str = "bf16", zero_stage: int = 1, world_size: int = 1, on_cpu: bool = True
 ) -> TrainingMemory:
     """Memory of one training process; the terms are explained at the top of this file.
 
     Args:
-        config: the model's shape.
-        micro_batch_size: B, rows that one process runs at a time.
-        sequence_length: T.
+        work: what it is given to do.
         precision: `fp32` or `bf16`.
-        optimizer: `adamw` or `muon`.
-        zero_stage: 1, 2 or 3; 0 is one process without DeepSpeed.
+        zero_stage: 1, 2 or 3; 0 is one process without DeepSpeed, which offloads nothing.
         world_size: N.
         on_cpu: CPU processes, in whose memory only pages count that were written to; a GPU takes buckets whole.
-        gradient_checkpointing: only each layer's input is kept, and one layer at a time recomputed.
-        grad_accum_dtype: in which a bf16 run under DeepSpeed sums gradients.
-        offload_optimizer: the optimiser's share and the gradients' share it updates from lie in host memory.
-        bucket_elements: of DeepSpeed's buckets.
 
     Returns:
         Bytes by part.
     """
-    count, moments = parameter_count(config), moment_count(config, optimizer)
+    config = work.config
+    count, moments = parameter_count(config), moment_count(config, work.optimizer)
     width = BYTES[precision] if zero_stage else 4
-    summed = BYTES[grad_accum_dtype] if precision == "bf16" else 4
+    summed = BYTES[work.grad_accum_dtype] if precision == "bf16" else 4
     share = world_size if zero_stage else 1
     gradients = {
         0: 4 * count,
@@ -128,30 +139,28 @@ def training_memory(
         3: summed * count // share,
     }[zero_stage]
     states = 4 * (moments + (count if zero_stage else 0)) // share
-    buffers = _reduction(
-        config, precision, zero_stage, world_size, on_cpu=on_cpu, summed=summed, bucket_elements=bucket_elements
-    )
-    if optimizer == "muon":
+    weights = width * count // (share if zero_stage == 3 else 1)
+    buffers = _reduction(config, precision, zero_stage, world_size, on_cpu=on_cpu, summed=summed)
+    if work.optimizer == "muon":
         buffers = max(buffers, _muon_update(config, share, BYTES[precision]))
     tables = config.vocab_size * config.hidden_size
     if config.tie_word_embeddings:  # the table has two gradients, of the head and of the look-up, before their sum
         buffers += 2 * width * tables
     host = 0
-    if offload_optimizer and zero_stage:
-        host = states + 4 * count // share
-        states = 0
+    if zero_stage and work.offload_optimizer:  # on a CPU the same memory
+        states += 4 * count // share  # the gradients' share that the update reads
         gradients = gradients if zero_stage == 1 else 0
-        if on_cpu:
-            states, host = host, 0
+        host, states = (0, states) if on_cpu else (states, 0)
+    if zero_stage == 3 and work.offload_parameters and not on_cpu:
+        host, weights = host + weights, 0
     parts = {
-        "weights": width * count // (share if zero_stage == 3 else 1),
+        "weights": weights,
         "gradients": gradients,
         "optimizer": states,
-        "activations": _activations(config, micro_batch_size * sequence_length, precision, zero_stage,
-                                    on_cpu=on_cpu, recompute=gradient_checkpointing),
-        "logits": _logits(config, micro_batch_size * sequence_length),
+        "activations": _activations(work, precision, zero_stage, on_cpu=on_cpu),
+        "logits": _logits(config, work.tokens),
         "buffers": buffers,
-    }  # fmt: skip
+    }
     copies, used = 12 * count, sum(parts.values())
     if not on_cpu:
         return TrainingMemory(**parts, host=host + copies)
@@ -164,14 +173,7 @@ def training_memory(
 
 
 def _reduction(
-    config: ModelConfig,
-    precision: str,
-    zero_stage: int,
-    world_size: int,
-    *,
-    on_cpu: bool,
-    summed: int,
-    bucket_elements: int,
+    config: ModelConfig, precision: str, zero_stage: int, world_size: int, *, on_cpu: bool, summed: int
 ) -> int:
     """Bytes of the buffers that come and go while gradients are reduced and weights gathered.
 
@@ -186,8 +188,8 @@ def _reduction(
       (up to 10⁹ are let live) and one prefetch being unpacked, whichever is more. One process gathers nothing.
     """
     count = parameter_count(config)
-    whole = bucket_elements if not on_cpu else min(count, bucket_elements)  # untouched pages are not resident
-    reduced = min(count, bucket_elements)
+    whole = BUCKET_ELEMENTS if not on_cpu else min(count, BUCKET_ELEMENTS)  # untouched pages are not resident
+    reduced = min(count, BUCKET_ELEMENTS)
     tables = config.vocab_size * config.hidden_size
     if zero_stage == 0:
         head = tables  # tied or not, the output layer multiplies with it
@@ -220,9 +222,7 @@ def _muon_update(config: ModelConfig, share: int, width: int) -> int:
     return 4 * hidden // share + gathered + (8 + 2 * width) * batch
 
 
-def _activations(
-    config: ModelConfig, tokens: int, precision: str, zero_stage: int, *, on_cpu: bool, recompute: bool
-) -> int:
+def _activations(work: Workload, precision: str, zero_stage: int, *, on_cpu: bool) -> int:
     """Bytes that the layers keep for backward, as counted by hooks on what autograd saves.
 
     Per token and layer: queries and the attention's output (2·H·D), keys and values (2·K·D), the four tensors of SwiGLU
@@ -230,6 +230,7 @@ def _activations(
     and its scaled input in fp32, on a GPU (whose kernel is fused) its input alone; 4 for each head's log-sum-exp.
     Autocast casts a normalised input once for each matrix that reads it (5·C, not 2·C). The last norm is one more.
     """
+    config, tokens = work.config, work.tokens
     hidden, width = config.hidden_size, BYTES[precision]
     autocast = zero_stage == 0 and precision == "bf16"
     heads = config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
@@ -237,7 +238,7 @@ def _activations(
     inputs = (5 if autocast else 2) * hidden
     layer = width * (2 * heads + 4 * config.intermediate_size + inputs) + 2 * norm + 4 * config.num_attention_heads
     last = norm + width * hidden
-    if recompute:
+    if work.gradient_checkpointing:
         stream = (4 if autocast else width) * hidden
         return tokens * (config.num_hidden_layers * stream + layer + last)
     return tokens * (config.num_hidden_layers * layer + last)

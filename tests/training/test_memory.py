@@ -7,7 +7,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from llmtrain.model import ModelConfig, build_model, loss_sum, parameter_count, training_memory
+from llmtrain.model import ModelConfig, build_model, loss_sum, parameter_count
+from llmtrain.training.deepspeed.config import BUCKET_ELEMENTS, deepspeed_config
+from llmtrain.training.memory import Workload, training_memory
 
 SHAPE = {
     "vocab_size": 512,
@@ -56,19 +58,15 @@ def test_activations_are_what_autograd_keeps(precision, stage, recompute):
         config = ModelConfig(**SHAPE | {"num_hidden_layers": layers, "vocab_size": 509})
         autocast = stage == 0 and precision == "bf16"
         found.append(kept_for_backward(config, precision=precision, autocast=autocast, recompute=recompute))
-        memory = training_memory(
-            config, micro_batch_size=ROWS, sequence_length=LENGTH, precision=precision, zero_stage=stage,
-            gradient_checkpointing=recompute,
-        )  # fmt: skip
+        work = Workload(config, ROWS, LENGTH, gradient_checkpointing=recompute)
+        memory = training_memory(work, precision=precision, zero_stage=stage)
         said.append(memory.activations)
     assert said[1] - said[0] == found[1] - found[0]
 
 
 def test_the_loss_is_bounded_by_the_budget():
     config = ModelConfig(**SHAPE | {"vocab_size": 1 << 17})
-    few, many, more = (
-        training_memory(config, micro_batch_size=rows, sequence_length=1024).logits for rows in (1, 2, 4)
-    )
+    few, many, more = (training_memory(Workload(config, rows, 1024)).logits for rows in (1, 2, 4))
     assert few == 12 * (1 << 17) * 1024
     assert many == more == 3 << 30
 
@@ -76,34 +74,46 @@ def test_the_loss_is_bounded_by_the_budget():
 def test_zero_stages_shard_what_they_say():
     config = ModelConfig(**SHAPE)
     count = parameter_count(config)
-    one, two, three = (
-        training_memory(config, micro_batch_size=1, sequence_length=8, zero_stage=stage, world_size=2)
-        for stage in (1, 2, 3)
-    )
+    one, two, three = (training_memory(Workload(config, 1, 8), zero_stage=stage, world_size=2) for stage in (1, 2, 3))
     assert one.optimizer == two.optimizer == three.optimizer == 4 * 3 * count // 2
     assert (one.gradients, two.gradients) == (6 * count, 2 * count)
     assert (two.weights, three.weights) == (2 * count, count)
-    alone = training_memory(config, micro_batch_size=1, sequence_length=8, zero_stage=0)
+    alone = training_memory(Workload(config, 1, 8), zero_stage=0)
     assert (alone.weights, alone.gradients, alone.optimizer) == (4 * count, 4 * count, 8 * count)
 
 
 def test_a_gpu_takes_buckets_whole_and_saves_in_the_hosts_memory():
     config = ModelConfig(**SHAPE)
     count = parameter_count(config)
-    memory = training_memory(
-        config, micro_batch_size=1, sequence_length=8, zero_stage=2, world_size=2, on_cpu=False, precision="fp32"
-    )
-    assert memory.buffers >= 2 * 4 * 50_000_000
+    place = {"zero_stage": 2, "world_size": 2, "on_cpu": False, "precision": "fp32"}
+    memory = training_memory(Workload(config, 1, 8), **place)
+    assert memory.buffers >= 2 * 4 * BUCKET_ELEMENTS
     assert (memory.allocator, memory.saving, memory.host) == (0, 0, 12 * count)
-    offloaded = training_memory(
-        config, micro_batch_size=1, sequence_length=8, zero_stage=2, world_size=2, on_cpu=False, offload_optimizer=True
-    )
+    offloaded = training_memory(Workload(config, 1, 8, offload_optimizer=True), **place)
     assert (offloaded.optimizer, offloaded.gradients) == (0, 0)
     assert offloaded.host == 12 * count + 4 * (3 * count + count) // 2
+    both = Workload(config, 1, 8, offload_optimizer=True, offload_parameters=True)
+    third = training_memory(both, **place | {"zero_stage": 3})
+    assert (third.state, third.host) == (0, offloaded.host + 4 * count // 2)
+
+
+def test_a_cpu_has_what_is_offloaded_in_the_same_memory():
+    config = ModelConfig(**SHAPE)
+    count = parameter_count(config)
+    work = Workload(config, 1, 8, offload_optimizer=True)
+    memory = training_memory(work, zero_stage=2, world_size=2, precision="fp32")
+    assert (memory.optimizer, memory.gradients, memory.host) == (4 * 4 * count // 2, 0, 0)
+    assert training_memory(work, zero_stage=0).optimizer == 8 * count  # without DeepSpeed nothing is offloaded
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_buckets_are_those_that_deepspeed_is_given(stage):
+    zero = deepspeed_config(stage=stage, accelerator="cuda", bf16=True)["zero_optimization"]
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == BUCKET_ELEMENTS
 
 
 def test_the_total_is_the_sum_of_the_parts():
-    memory = training_memory(ModelConfig(**SHAPE), micro_batch_size=1, sequence_length=8, zero_stage=0)
+    memory = training_memory(Workload(ModelConfig(**SHAPE), 1, 8), zero_stage=0)
     parts = memory.to_dict()
     assert memory.saving > 0, "so small a batch that saving takes more than training"
     assert parts.pop("total") == sum(parts.values())
