@@ -40,9 +40,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     """
     from llmtrain.launch.fitting import checked_length, end_if_stopped
 
-    is_first = placement.here().is_first
-    if not is_first:
-        logger.setLevel(logging.ERROR)  # the first process says what all of them find
     batch = _check_settings(settings)
     from llmtrain.checkpoint import resolve_model
 
@@ -51,7 +48,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     base = _base_model(settings, folder, run_dir)
     train, validation = examples_from(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
-    tuning = _prepare(settings, base, train, is_main=is_first)
+    tuning = _prepare(settings, base, train, is_main=placement.here().is_first)
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
     result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
     if not result.is_main:

@@ -68,6 +68,8 @@ def check_training(settings: DictConfig) -> Machine:
     check_optimizer(**{key: value for key, value in optim.items() if key == "lr" or key not in _SCHEDULE})
     if trainer.compile:
         hardware.check_compiler()
+    if machine.precision == "bf16" and not hardware.has_native_bf16(machine.accelerator):
+        logger.warning("trainer.precision=bf16: this processor has no bf16 arithmetic, so it will be slower than fp32.")
     return machine
 
 
