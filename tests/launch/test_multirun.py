@@ -171,7 +171,8 @@ def test_a_signal_of_the_scheduler_reaches_the_run_at_work(monkeypatch, number):
         with task._process([]) as process:
             assert process.stdout.readline() == "ready\n"
             signal.raise_signal(number)
-            assert process.wait(20) == 75
+            process.communicate(timeout=20)
+        assert process.returncode == 75
         assert task._stopped == number
         assert signal.getsignal(number) is of_submitit
     finally:
