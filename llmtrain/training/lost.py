@@ -101,8 +101,11 @@ class _Listener:
             try:
                 if dist.is_initialized() and _store().check([_key(0)]):
                     self.word = _store().get(_key(0)).decode()
-            except (RuntimeError, ValueError):  # the group is not whole yet, or the store has gone
-                continue
+            except (
+                RuntimeError,
+                ValueError,
+            ):  # the store has gone, and asking it again would fill the screen with stack traces
+                return
 
 
 @contextmanager

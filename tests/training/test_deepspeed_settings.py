@@ -145,6 +145,6 @@ def test_the_interface_is_chosen_before_anybody_meets_on_gpus_too(
     strategy._on_cpu = on_cpu
     strategy._num_nodes = 2
     strategy.parallel_devices = []
-    strategy.cluster_environment = SimpleNamespace(main_address="10.0.0.1")
+    strategy.cluster_environment = SimpleNamespace(main_address="10.0.0.1", world_size=lambda: 2)
     strategy.setup_distributed()
     assert done == ["10.0.0.1", "met"]
