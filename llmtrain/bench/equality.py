@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmtrain.bench.ranks import launch
+from llmtrain.bench.ranks import NO_COMPILER, launch
 from llmtrain.data.batches import pad_examples
 from llmtrain.data.examples import Example
 from llmtrain.data.modules import FinetuneDataModule
@@ -257,7 +257,8 @@ def train_all(cases: Sequence[Case], folder: Path, *, command: Sequence[str] = (
         place.mkdir(parents=True)
         mine = [asdict(case) for case in cases if case.processes == processes]
         (place / "cases.json").write_text(json.dumps(mine), encoding="utf-8")
-        launch([*(command or (sys.executable, "-m", __name__)), "cases.json", "results.pt"], processes, place, seconds)
+        words = [*(command or (sys.executable, "-m", __name__)), "cases.json", "results.pt"]
+        launch(words, processes, place, seconds, variables=NO_COMPILER)
         done |= torch.load(place / "results.pt", weights_only=True)
     return done
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -21,8 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from llmtrain.bench.ranks import rank_environment
+from llmtrain.bench.ranks import Ranks
+from llmtrain.training import placement
 from llmtrain.training.resident import Growth
+
+LONGEST_SECONDS = 3600.0  # of a trial unless told otherwise: a few steps that take longer tell nobody anything
 
 _TOY = {
     "vocab_size": 320,
@@ -94,38 +95,23 @@ class RandomTokens:
         return np.random.default_rng(start).integers(0, self.vocab_size, count)
 
 
-def run_trial(trial: Trial, *, timeout: float | None = None) -> Outcome:
+def run_trial(trial: Trial, *, timeout: float = LONGEST_SECONDS) -> Outcome:
     """Trains in processes of its own.
 
     Args:
         trial: what is trained.
-        timeout: seconds until the processes are killed.
+        timeout: seconds until the processes are ended.
 
     Raises:
-        RuntimeError: a process ended badly; its last lines are in the message.
+        RuntimeError: a process ended badly, its last lines are in the message; or they took too long.
     """
-    environment = rank_environment()
-    with tempfile.TemporaryDirectory(prefix="llmtrain-trial-") as folder:
-        command = [sys.executable, "-m", "llmtrain.bench.trials", json.dumps(asdict(trial)), folder]
-        files = [(Path(folder) / f"log-{rank}").open("w+", encoding="utf-8") for rank in range(trial.processes)]
-        started = [
-            subprocess.Popen(command, env=environment | {"LOCAL_RANK": str(rank)}, stdout=log, stderr=log)
-            for rank, log in enumerate(files)
-        ]
-        try:
-            codes = [process.wait(timeout) for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
-            for log in files:
-                log.close()
-        for rank, code in enumerate(codes):
-            if code:
-                text = (Path(folder) / f"log-{rank}").read_text(encoding="utf-8", errors="replace")
-                raise RuntimeError(f"process {rank} of a trial ended with code {code}: {text[-2000:]}")
-        growth = [int((Path(folder) / f"growth-{rank}").read_text()) for rank in range(trial.processes)]
-        return Outcome(growth, *_figures(Path(folder) / "run-0" / "metrics.csv"))
+    with tempfile.TemporaryDirectory(prefix="llmtrain-trial-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "llmtrain.bench.trials", json.dumps(asdict(trial)), name]
+        with Ranks(command, trial.processes, folder) as ranks:
+            ranks.wait(timeout)
+        growth = [int((folder / f"growth-{rank}").read_text()) for rank in range(trial.processes)]
+        return Outcome(growth, *_figures(folder / "run-0" / "metrics.csv"))
 
 
 def _figures(metrics: Path) -> tuple[list[float], list[float]]:
@@ -174,7 +160,7 @@ def train(trial: Trial, run_dir: Path) -> None:
 def main(arguments: Sequence[str]) -> None:
     """Trains `arguments[0]` (a trial as JSON) as one of its processes and writes its growth into `arguments[1]`."""
     trial, folder = Trial(**json.loads(arguments[0])), Path(arguments[1])
-    rank = int(os.environ["LOCAL_RANK"])
+    _, rank, _ = placement.here().ranks(trial.processes)
     toy = replace(trial, model=_TOY, micro_batch_size=1, accumulation=1, sequence_length=16, steps=2)
     train(toy, folder / f"toy-{rank}")
     growth = Growth("cpu" if trial.on_cpu else "cuda")

@@ -12,10 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtrain.launch.runs import RUN_DIR_VARIABLE
-
-# What this process may have set for processes of its own run.
-_NOT_THEIRS = (RUN_DIR_VARIABLE,)
+from llmtrain.training import placement
 
 
 def command_line(command: str, overrides: Sequence[str]) -> list[str]:
@@ -23,11 +20,17 @@ def command_line(command: str, overrides: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "llmtrain", command, *overrides]
 
 
-def environment() -> dict[str, str]:
-    """This process's variables, so that the package is found when only a script was started."""
+def environment(*, same_place: bool = False) -> dict[str, str]:
+    """This process's variables, so that the package is found when only a script was started.
+
+    Args:
+        same_place: The command takes this process's place among those of its launcher; otherwise it is started here
+            once, whatever started this process.
+    """
+    inherited = dict(os.environ) if same_place else placement.unplaced(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return {key: value for key, value in os.environ.items() if key not in _NOT_THEIRS} | {"PYTHONPATH": path}
+    return inherited | {"PYTHONPATH": path}
 
 
 def split_output(stdout: str) -> tuple[str, dict[str, Any] | None]:

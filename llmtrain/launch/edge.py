@@ -89,8 +89,11 @@ def launch(
     Returns:
         The exit code of the process.
     """
-    part_done = runs.end_with_first_process()
-    terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=_first_rank())
+    place = _place()
+    part_done = runs.end_with_first_process(place)
+    # The rank is not always known before the settings are.
+    rank = 0 if place.is_first else place.ranks(place.local_size or 1)[0] or 1
+    terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=rank, shares_log=place.started_by_first)
     folder: RunFolder | None = None
     code = 0
     try:
@@ -123,13 +126,11 @@ def launch(
     return code
 
 
-def _first_rank() -> int:
-    """This process's rank, as far as it is known before the settings are."""
+def _place() -> placement.Placement:
     try:
-        place = placement.here()
+        return placement.here()
     except ValueError:  # said once settings are read
-        return 0
-    return 0 if place.is_first else place.ranks(place.local_size or 1)[0] or 1
+        return placement.Placement()
 
 
 def _prepare(

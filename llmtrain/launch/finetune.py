@@ -41,9 +41,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     """
     from llmtrain.launch.fitting import checked_length, end_if_stopped
 
-    is_first = placement.here().is_first
-    if not is_first:
-        logger.setLevel(logging.ERROR)  # the first process says what all of them find
     batch = _check_settings(settings)
     from llmtrain.checkpoint import resolve_model
 

@@ -96,6 +96,8 @@ def check_machine(settings: DictConfig) -> Machine:
     )
     if trainer.compile:
         hardware.check_compiler()
+    if machine.precision == "bf16" and not hardware.has_native_bf16(machine.accelerator):
+        logger.warning("trainer.precision=bf16: this processor has no bf16 arithmetic, so it will be slower than fp32.")
     if settings.logger.get("mode") == "online" and placement.here().is_first:
         wandb_server.resolve_mode("online")  # an hour before the run would find out
     return machine

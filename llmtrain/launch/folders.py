@@ -47,7 +47,7 @@ def open_folder(command: Command, settings: DictConfig, terminal: Terminal) -> R
     folder = RunFolder(path, kept=kept, runs_dir=runs_dir, command=command.name)
     if not terminal.rank:
         meeting.tell(place, path, environment)
-    environment[runs.RUN_DIR_VARIABLE] = str(path)
+    environment[placement.RUN_DIR_VARIABLE] = str(path)
     return folder
 
 
@@ -59,8 +59,8 @@ def _others_folder(
     devices, timeout = trainer.get("devices", 1), trainer.get("timeout", meeting.LONGEST_WAIT)
     rank, _, _ = place.ranks(place.local_size or (devices if isinstance(devices, int) and devices > 0 else 1))
     terminal.rank = rank or terminal.rank
-    if runs.started_by_us():
-        return Path(os.environ[runs.RUN_DIR_VARIABLE])
+    if place.started_by_first:
+        return Path(os.environ[placement.RUN_DIR_VARIABLE])
     if known:
         path = runs.choose_run_dir(
             Path(settings.paths.runs_dir), command.name, name=name, run_dir=settings.paths.run_dir,

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROOT = "llmtrain_multirun"
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Those that a training handles. Submitit has Slurm send the last, and its own handler would end the job unsaved.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Given once for all runs: the folder that theirs are in.
 _FOLDERS = ("name=", "paths.run_dir=")
 
@@ -148,7 +149,7 @@ class Task:
             children.command_line(self.command, overrides),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            env=children.environment(),
+            env=children.environment(same_place=True),  # Slurm may have started this one as one of several
             encoding="utf-8",
             errors="surrogateescape",
             process_group=0,  # else the terminal would send it a second Ctrl-C, which ends it at once

@@ -13,23 +13,19 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-RUN_DIR_VARIABLE = "LLMTRAIN_RUN_DIR"
+from llmtrain.training.placement import Placement
+
 LATEST = "latest"
 
 
-def started_by_us() -> bool:
-    """Whether another process of this run started this one, and handed the folder on."""
-    return RUN_DIR_VARIABLE in os.environ and os.environ.get("LOCAL_RANK", "0") != "0"
-
-
-def end_with_first_process() -> threading.Event:
+def end_with_first_process(place: Placement) -> threading.Event:
     """In a process that another one of the run started: ends when that one has gone, instead of waiting without end.
 
     Returns:
         To be set when this process has done its part: then it ends without a word.
     """
     done = threading.Event()
-    if not started_by_us():
+    if not place.started_by_first:
         return done
     parent = os.getppid()
 
@@ -38,9 +34,8 @@ def end_with_first_process() -> threading.Event:
             time.sleep(0.5)
         time.sleep(2.0)  # a collective that has failed says more
         if not done.is_set():
-            rank, node = os.environ["LOCAL_RANK"], os.environ.get("NODE_RANK", "0")
-            first = "rank 0" if node == "0" else f"the first process of machine {node}"
-            text = f"[local rank {rank}] error: {first} is gone, and the others cannot go on without it\n"
+            first = f"the first process of machine {place.node_rank}" if place.node_rank else "rank 0"
+            text = f"[local rank {place.local_rank}] error: {first} is gone, and the others cannot go on without it\n"
             os.write(2, text.encode())
         os._exit(1)  # the main thread may wait inside a collective, where no exception reaches it
 

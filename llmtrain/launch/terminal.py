@@ -21,8 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from llmtrain.launch.runs import RUN_DIR_VARIABLE
-
 _OWN_MODULES = ("llmtrain", "__main__")
 # Not for the reader of the screen: what a library will change some day, and what it thinks might be faster.
 _QUIET_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
@@ -101,11 +99,20 @@ class _LogFile(logging.FileHandler):
 
 
 class _TerminalFilter(logging.Filter):
-    """Our own messages from INFO on; of the libraries only warnings that a reader can act on."""
+    """Our own messages from INFO on; of the libraries only warnings that a reader can act on.
+
+    What one rank of a run warns of, all of them find, and rank 0 says it. A rank above 0 shows what it alone can know:
+    errors, and warnings that are logged with `extra={"of_this_rank": True}`.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self._terminal = terminal
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name.partition(".")[0] == "llmtrain":
-            return record.levelno >= logging.INFO
+            alone = self._terminal.rank == 0 or getattr(record, "of_this_rank", False)
+            return record.levelno >= (logging.INFO if alone else logging.ERROR)
         if record.levelno < logging.WARNING or getattr(record, "quiet", False):
             return False
         message = record.getMessage()
@@ -113,12 +120,16 @@ class _TerminalFilter(logging.Filter):
 
 
 class _TerminalFormatter(logging.Formatter):
+    def __init__(self, terminal: Terminal) -> None:
+        super().__init__()
+        self._terminal = terminal
+
     def format(self, record: logging.LogRecord) -> str:
         message = getattr(record, "short", None) or record.getMessage()
         if record.levelno >= logging.WARNING:
             message = f"{record.levelname.lower()}: {message}"
         message = visible(message, sys.stderr)
-        rank = getattr(self, "rank", 0)
+        rank = self._terminal.rank
         return f"[rank {rank}] {message}" if rank else message
 
 
@@ -162,18 +173,18 @@ class Terminal:
 
     Args:
         text_on_stdout: `print` reaches the real stdout (for commands whose product is text); otherwise stderr.
-        rank: Ranks above 0 only show warnings, and keep no log.
+        rank: Ranks above 0 show what they alone can know, and keep no log.
+        shares_log: Rank 0, or the first process of this machine, has pointed descriptor 1 to its log.
     """
 
-    def __init__(self, *, text_on_stdout: bool = False, rank: int = 0) -> None:
+    def __init__(self, *, text_on_stdout: bool = False, rank: int = 0, shares_log: bool = False) -> None:
         self.rank = rank
         sys.stdout.flush()
         self._stdout = os.dup(1)
-        inherited = bool(rank and os.environ.get(RUN_DIR_VARIABLE))  # rank 0 has pointed descriptor 1 to its log
-        if not inherited:
+        if not shares_log:
             os.dup2(2, 1)
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-        self._prints = _open_prints(self._stdout if inherited or (text_on_stdout and rank == 0) else 2)
+        self._prints = _open_prints(self._stdout if shares_log or (text_on_stdout and rank == 0) else 2)
         if not text_on_stdout:
             self._prints.stream = "standard error"
         sys.stdout = self._prints
@@ -222,10 +233,8 @@ class Terminal:
                 logger.parent, logger.manager = logging.getLogger(), manager
                 manager.loggerDict[name] = logger
         terminal = _TerminalHandler(sys.stderr)
-        terminal.addFilter(_TerminalFilter())
-        formatter = _TerminalFormatter()
-        formatter.rank = self.rank  # type: ignore[attr-defined]
-        terminal.setFormatter(formatter)
+        terminal.addFilter(_TerminalFilter(self))
+        terminal.setFormatter(_TerminalFormatter(self))
         if self.rank:
             terminal.setLevel(logging.WARNING)
         root = logging.getLogger()

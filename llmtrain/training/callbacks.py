@@ -254,7 +254,7 @@ def whole_model(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
 
 
 class StopOnSignal(Callback):
-    """On SIGTERM, SIGINT or SIGUSR1: finishes the step, lets it be saved, and ends. A second signal ends at once.
+    """On SIGTERM, SIGINT, SIGUSR1 or SIGUSR2: finishes the step, lets it be saved, and ends. Another one ends at once.
 
     Ranks agree once per step through a reduction on the host that is started after one step and read after the next, so
     that nothing waits; a signal to any rank stops all of them after the same step.
@@ -264,11 +264,13 @@ class StopOnSignal(Callback):
         timeout: seconds that the ranks wait for each other.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # the last is what Slurm is usually told to send
+    SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # what Slurm is usually told to send, and what submitit tells it
+    SIGNALS = (signal.SIGTERM, signal.SIGINT, *SCHEDULERS)
 
     def __init__(self, control: RunControl, *, timeout: float = 1800.0) -> None:
         self._control = control
         self._timeout = timedelta(seconds=timeout)
+        self._speaks = False
         self._received = 0
         self._former: dict[int, Any] = {}
         self._kill_children: Callable[[int], None] | None = None
@@ -280,6 +282,7 @@ class StopOnSignal(Callback):
         if trainer.world_size > 1:
             loops.silence_signal_broadcast(trainer)
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._speaks = trainer.local_rank == 0  # on each machine, as the signal may have come to one of them
         launcher = trainer.strategy.launcher
         self._kill_children = getattr(launcher, "kill", None)
         if threading.current_thread() is threading.main_thread():
@@ -326,7 +329,7 @@ class StopOnSignal(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._received:
-            if number == signal.SIGUSR1:  # a scheduler may send it to a step and to each of its processes
+            if number in self.SCHEDULERS:  # which may send it to a step and to each of its processes
                 return
             os.write(2, f"\n{name} again: ending at once.\n".encode())
             if self._kill_children is not None:
@@ -335,7 +338,7 @@ class StopOnSignal(Callback):
             os.kill(os.getpid(), number)
             return
         self._received = number
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if self._speaks:
             os.write(2, f"\n{name}: finishing the step and saving; a second signal ends at once.\n".encode())
 
     def _restore(self) -> None:

@@ -79,6 +79,8 @@ def _local_world_size(processes: int) -> Iterator[None]:
 class Launcher(_SubprocessScriptLauncher):
     """Starts the other processes of this machine by the command line of this one, and watches them while they train.
 
+    Once this process has left the training, by an error of its own too, it ends by itself and with its own exit code.
+
     Attributes:
         lost: What became of the first one that ended badly, as a clause with its rank; None while all is well.
         explained: Set once somebody has told the user.
@@ -97,29 +99,32 @@ class Launcher(_SubprocessScriptLauncher):
             with _local_world_size(self.num_processes):
                 self._call_children_scripts()
             threading.Thread(target=self._watch, name="watch-other-ranks", daemon=True).start()
-        result = function(*args, **kwargs)
-        self._over.set()
-        return result
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._over.set()  # from now on nothing waits inside a collective
 
     def find_lost(self, seconds: float) -> str | None:
-        """What became of a process that ended badly, waiting a little for news of it."""
+        """What became of a process that ended badly, waiting a little for one to end."""
         end = time.monotonic() + seconds
-        while self.procs and self.lost is None and time.monotonic() < end:
+        while self.procs and not self._look() and time.monotonic() < end:
             time.sleep(POLL_SECONDS / 5)
         return self.lost
 
+    def _look(self) -> bool:
+        """Whether a process has ended badly; `lost` then says which."""
+        for number, process in enumerate(self.procs):
+            if self.lost is None and (code := process.poll()):
+                self.lost = f"rank {self._first_rank + 1 + number} {describe_exit(code)}"
+        return self.lost is not None
+
     def _watch(self) -> None:
         """Until a process ends badly: then this one has a while to end by itself, unless it waits for the dead."""
-        while not self._over.wait(POLL_SECONDS):
-            codes = {self._first_rank + 1 + number: process.poll() for number, process in enumerate(self.procs)}
-            bad = {rank: code for rank, code in codes.items() if code}
-            if bad:
-                rank, code = next(iter(bad.items()))
-                self.lost = f"rank {rank} {describe_exit(code)}"
-                break
-        else:
+        while not self._look():
+            if self._over.wait(POLL_SECONDS):
+                return
+        if self._over.wait(GRACE_SECONDS):
             return
-        time.sleep(GRACE_SECONDS)
         if not self.explained:
             log.error("%s, and the others cannot go on without it", self.lost)
         self.kill(signal.SIGKILL)

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import Logger
 
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
-from llmtrain.training import checkpointing, former, hardware
+from llmtrain.training import checkpointing, former, hardware, placement
 from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
@@ -30,7 +30,6 @@ from llmtrain.training.loggers import (
     MetricsCsv,
     build_wandb,
     close,
-    is_main_process,
     read_rows,
     repeat_last,
     run_id,
@@ -286,7 +285,7 @@ def _build_loggers(run_dir: Path, resumed_step: int, wandb: Mapping[str, Any] | 
     remote = None if wandb is None else build_wandb(run_dir, **wandb)
     if remote is not None:
         loggers.append(remote)
-        if resumed_step and is_main_process():
+        if resumed_step and placement.here().is_first:
             repeat_last(remote, read_rows(run_dir / METRICS_FILE))
     return loggers
 
@@ -310,13 +309,13 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
     resumed = None
     if checkpoint is not None:
         state = checkpoint.state()
-        if is_main_process():  # which knows facts that the others do not read, such as the hash of the base's weights
+        if placement.here().is_first:  # it knows facts that the others do not read: the hash of the base's weights
             checkpointing.check_resumable(checkpoint, state, now)
         log.info("resuming at step %d from %s", state.step, checkpoint.path)
         resumed = Resumed(checkpoint, state)
     elif resume is not None:
         log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
-    if is_main_process():
+    if placement.here().is_first:
         former.make_way(run_dir, resume=resume, checkpoint=checkpoint)
         checkpointing.tidy(run_dir)
     return resumed
@@ -340,5 +339,5 @@ def _already_done(run_dir: Path, model_name: str, resumed: Resumed) -> FitResult
         tokens_per_second=state.tokens / state.train_seconds if state.train_seconds else 0.0,
         train_seconds=state.train_seconds,
         resumed_from=state.step,
-        is_main=is_main_process(),
+        is_main=placement.here().is_first,
     )

@@ -5,7 +5,6 @@ Knows torch and the processor. It does not know models, batches or DeepSpeed.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -16,8 +15,6 @@ import torch
 
 from llmtrain.training import placement
 from llmtrain.training.ranges import shown
-
-log = logging.getLogger(__name__)
 
 PRECISIONS = ("auto", "bf16", "fp32")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -183,11 +180,8 @@ def resolve_precision(precision: str, accelerator: str) -> str:
     """
     if precision not in PRECISIONS:
         raise ValueError(f"trainer.precision={shown(precision)!r} must be one of {', '.join(PRECISIONS)}.")
-    native = has_native_bf16(accelerator)
     if precision == "auto":
-        return "bf16" if native else "fp32"
-    if precision == "bf16" and not native:
-        log.warning("trainer.precision=bf16: this processor has no bf16 arithmetic, so it will be slower than fp32.")
+        return "bf16" if has_native_bf16(accelerator) else "fp32"
     return precision
 
 

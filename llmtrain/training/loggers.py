@@ -16,17 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities import rank_zero_only
 
-from llmtrain.training import wandb_server
+from llmtrain.training import placement, wandb_server
 
 log = logging.getLogger(__name__)
-
-
-def is_main_process() -> bool:
-    """Whether this process reports and writes (rank 0), as far as can be known before the ranks meet."""
-    return getattr(rank_zero_only, "rank", 0) == 0
-
 
 METRICS_FILE = "metrics.csv"
 STEP = "step"
@@ -52,7 +45,8 @@ class MetricsCsv(Logger):
         self._columns: list[str] = [STEP]
         self._row: dict[str, Any] = {}
         self._written: int | None = None  # step of the last row in the file
-        if is_main_process():
+        self._writes = placement.here().is_first
+        if self._writes:
             self._truncate(resumed_step)
 
     @property
@@ -73,16 +67,16 @@ class MetricsCsv(Logger):
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         """Nothing: the resolved config is a file of its own."""
 
-    @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Adds figures to the row of a step."""
         assert step is not None
+        if not self._writes:
+            return
         if self._row and self._row[STEP] != step:
             self.save()
         self._row[STEP] = step
         self._row.update(metrics)
 
-    @rank_zero_only
     def save(self) -> None:
         """Writes the current row."""
         if not self._row:
@@ -102,7 +96,6 @@ class MetricsCsv(Logger):
         self._written = self._row[STEP]
         self._row = {}
 
-    @rank_zero_only
     def finalize(self, status: str) -> None:
         """Writes what is left, however the run ended."""
         self.save()
@@ -184,7 +177,7 @@ def build_wandb(
         return None
     from lightning.pytorch.loggers import WandbLogger
 
-    if not is_main_process():
+    if not placement.here().is_first:
         return WandbLogger(project=project)  # writes nothing
     resolved = wandb_server.resolve_mode(mode)
     import wandb
@@ -227,5 +220,5 @@ def repeat_last(logger: Logger, rows: Sequence[Mapping[str, str]]) -> None:
 def close(loggers: Sequence[Logger]) -> None:
     """Ends a W&B run that `build_wandb` began, so that it is whole on disk (and uploaded, if online)."""
     for logger in loggers:
-        if is_main_process() and hasattr(logger, "experiment"):
+        if placement.here().is_first and hasattr(logger, "experiment"):
             logger.experiment.finish()

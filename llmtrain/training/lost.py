@@ -1,8 +1,9 @@
 """Says which process a run has lost, when a collective fails because another process has died, failed or hangs.
 
 The error of a collective names an address and a line of C++. So the processes that are left tell each other, through
-the key-value store at which they met, that they are still there: who does not is the one that was lost. Knows ranks;
-nothing of models or of why a process died. Imports torch only when something is lost.
+the key-value store at which they met, that they are still there: who does not is the one that was lost. Who fails by
+itself leaves the reason there; the store may live in rank 0 and end with it, so the others listen for its word while
+they train, and it stays until they have heard. Knows ranks; nothing of models or of why a process died.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+from llmtrain.training import placement
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 10.0
 """How long the processes that are left wait for each other before they call one lost."""
+LINGER_SECONDS = 3 * POLL_SECONDS
+"""How long rank 0 stays after an error of its own, so that the others hear it."""
 
 _BROKEN = ("gloo", "Gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 _LATE = ("Timed out", "timed out", "timeout")
@@ -48,22 +53,59 @@ def naming_the_lost(trainer: Any, *, timeout: float) -> Iterator[None]:
         trainer: The Lightning trainer, whose strategy says rank and world size.
         timeout: Seconds that a collective waits, for the sentence.
     """
-    try:
+    if trainer.world_size == 1:
         yield
+        return
+    try:
+        with _Listener() as listener:
+            yield
     except Exception as error:
-        if trainer.world_size == 1:
-            raise
         if not _is_broken_connection(error):
-            _leave_word(trainer.global_rank, f"failed ({' '.join(str(error).split())[:200] or type(error).__name__})")
+            word = f"failed ({' '.join(str(error).split())[:200] or type(error).__name__})"
+            if _leave_word(trainer.global_rank, word) and trainer.global_rank == 0:
+                time.sleep(LINGER_SECONDS)
             raise
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once to those that are left
         with _stderr_in_the_log():
-            lost = _explain(error, trainer, timeout)
+            lost = _explain(error, trainer, timeout, listener.word)
         launcher = trainer.strategy.launcher
         launcher.explained = True
         launcher.kill(signal.SIGKILL)
         raise lost from error
+
+
+class _Listener:
+    """While inside, on ranks above 0, listens for the reason why rank 0 fails.
+
+    Attributes:
+        word: The reason; empty as long as there is none.
+    """
+
+    def __init__(self) -> None:
+        self.word = ""
+        self._over = threading.Event()
+
+    def __enter__(self) -> _Listener:
+        if not placement.here().is_first:
+            threading.Thread(target=self._listen, name="listen-to-rank-0", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+
+    def _listen(self) -> None:
+        import torch.distributed as dist
+
+        while not self.word and not self._over.wait(POLL_SECONDS):
+            try:
+                if dist.is_initialized() and _store().check([_key(0)]):
+                    self.word = _store().get(_key(0)).decode()
+            except (
+                RuntimeError,
+                ValueError,
+            ):  # the store has gone, and asking it again would fill the screen with stack traces
+                return
 
 
 @contextmanager
@@ -86,13 +128,23 @@ def _is_broken_connection(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _BROKEN)
 
 
-def _explain(error: Exception, trainer: Any, timeout: float) -> LostProcessError:
+def _explain(error: Exception, trainer: Any, timeout: float, heard: str) -> LostProcessError:
+    """What became of which process.
+
+    Args:
+        error: What the collective says.
+        trainer: The Lightning trainer.
+        timeout: Seconds that a collective waits.
+        heard: Why rank 0 has failed, if it has said so.
+    """
     import torch.distributed as dist
 
+    if heard:
+        return LostProcessError(_sentence(f"rank 0 {heard}"), speaks=trainer.global_rank == 1)
     late = any(sign in str(error) for sign in _LATE)
     own = None if late else trainer.strategy.launcher.find_lost(3 * POLL_SECONDS)
     if own is not None:
-        return LostProcessError(_sentence(own))
+        return LostProcessError(_sentence(next(iter(_reasons(trainer.world_size)), own)))
     if not dist.is_initialized():
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         if "connectFullMesh" in str(error):
@@ -146,6 +198,18 @@ def _leave_word(rank: int, word: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _reasons(world_size: int) -> list[str]:
+    """Which processes have said so far that they failed, and why."""
+    import torch.distributed as dist
+
+    found: list[str] = []
+    with suppress(RuntimeError):
+        for rank in range(world_size if dist.is_initialized() else 0):
+            word = _store().get(_key(rank)).decode() if _store().check([_key(rank)]) else ""
+            found += [f"rank {rank} {word}"] if word else []
+    return found
 
 
 def _exchange_words(rank: int, world_size: int) -> dict[int, str] | None:

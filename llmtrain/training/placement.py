@@ -1,11 +1,12 @@
 """Where this process stands among the processes of its run, as the variables of its launcher say.
 
-Knows the variables of torchrun and Slurm, and those that are set by hand; nothing of torch, Lightning or folders.
+The one place that asks: whoever wants to know whether this is rank 0 asks `here()`. Knows the variables of torchrun and
+Slurm, and those that are set by hand; nothing of torch, Lightning or folders.
 
 | Launcher | Sign | It starts |
 |---|---|---|
 | torchrun | `TORCHELASTIC_RUN_ID` | every process |
-| Slurm (`srun`) | `SLURM_PROCID` | every process |
+| Slurm (`srun`) | `SLURM_STEP_ID` | every process |
 | by hand | `RANK` or `LOCAL_RANK` | every process |
 | by hand | `NODE_RANK` alone | one process on each machine, which starts the others there |
 | none | | one process, which starts the others |
@@ -20,6 +21,23 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 TORCHRUN, SLURM, BY_HAND, NONE = "torchrun", "Slurm", "the environment", "nobody"
+
+RUN_DIR_VARIABLE = "LLMTRAIN_RUN_DIR"
+"""Set by the first process of a machine to the run folder; the processes that it starts there inherit it."""
+
+VARIABLES = (
+    RUN_DIR_VARIABLE,
+    *("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    *("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NNODES", "SLURM_NODELIST"),
+    *("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NODELIST"),
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME"),
+)
+"""All that says where a process stands; see `unplaced`."""
+
+_LAST_STEP = 0xFFFFFFF0  # of Slurm's that srun starts; what is above stands for batch scripts, shells of salloc, …
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,7 @@ class Placement:
         num_nodes: Machines.
         main_address: Address of the machine with rank 0.
         main_port: A port there at which the processes meet.
+        started_by_first: Whether the first process of this machine, one of ours, started this one.
     """
 
     launcher: str = NONE
@@ -49,6 +68,7 @@ class Placement:
     num_nodes: int | None = None
     main_address: str | None = None
     main_port: int | None = None
+    started_by_first: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -81,11 +101,13 @@ class Placement:
         return size, nodes
 
     def ranks(self, local_size: int) -> tuple[int, int, int]:
-        """(rank, local rank, machine), once it is known how many processes each machine has."""
-        if self.rank is not None:
-            node = self.rank // local_size if self.node_rank is None else self.node_rank
-            return self.rank, self.rank % local_size if self.local_rank is None else self.local_rank, node
-        node, local = self.node_rank or 0, self.local_rank or 0
+        """(rank, local rank, machine), once it is known how many processes each machine has.
+
+        Ranks count machine by machine, as Lightning has it; Slurm may have dealt its own numbers another way.
+        """
+        node, local = divmod(self.rank or 0, local_size)
+        node = node if self.node_rank is None else self.node_rank
+        local = local if self.local_rank is None else self.local_rank
         return node * local_size + local, local, node
 
     def _complete(self, devices: int, num_nodes: int) -> Placement:
@@ -126,6 +148,11 @@ class Placement:
                 f"{self.launcher} says that this is rank {rank} on machine {node}, counted from 0, and there are "
                 f"{size * nodes} processes on {nodes} machines; set trainer.num_nodes and trainer.devices."
             )
+        if self.launcher == BY_HAND and self.rank not in (None, rank):
+            raise ValueError(
+                f"RANK={self.rank} does not fit the other variables, by which this is rank {rank}: machine {node} × "
+                f"{size} processes on each + process {rank - node * size} there; number the ranks machine by machine."
+            )
         if size * nodes > 1 and (self.starts_all or nodes > 1):
             missing = [] if self.main_address or nodes == 1 else ["MASTER_ADDR"]
             missing += [] if self.main_port else ["MASTER_PORT"]
@@ -140,6 +167,11 @@ class Placement:
 def here() -> Placement:
     """This process's placement, read once: setting up a run changes the variables."""
     return read_placement(os.environ)
+
+
+def unplaced(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a process that is no part of this one's run, whoever started this one."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES}
 
 
 def read_placement(environment: Mapping[str, str]) -> Placement:
@@ -174,19 +206,24 @@ def read_placement(environment: Mapping[str, str]) -> Placement:
             main_port=place.main_port or _slurm_port(numbers),
         )
     if place.rank is not None or place.local_rank is not None:
-        return replace(place, launcher=BY_HAND, starts_all=True)
+        ours = bool(place.local_rank) and RUN_DIR_VARIABLE in environment
+        return replace(place, launcher=BY_HAND, starts_all=True, started_by_first=ours)
     if place.node_rank is not None:
         return replace(place, launcher=BY_HAND)
     return Placement()
 
 
 def started_by_srun(environment: Mapping[str, str]) -> bool:
-    """Whether `srun` started this process, as against a shell or a batch script inside a job."""
-    if not environment.get("SLURM_PROCID", "").isdigit():
+    """Whether `srun` started this process, as against a shell or a batch script inside a job.
+
+    Both have a `SLURM_PROCID` and the job's `SLURM_NTASKS`, and no step of their own, or one with a number that no
+    `srun` gets. A shell that `srun --pty` opened has a step, of one task; what it starts may start others.
+    """
+    step = environment.get("SLURM_STEP_ID", "")
+    if not step.isdigit() or int(step) > _LAST_STEP:
         return False
-    if environment.get("SLURM_JOB_NAME") in ("bash", "interactive"):  # what salloc and `srun --pty` call a shell
-        return False
-    return "SLURM_STEP_ID" in environment or environment.get("SLURM_NTASKS", "1") != "1"
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+    return tasks != "1" or environment.get("SLURM_JOB_NAME") not in ("bash", "interactive")
 
 
 def _first_host(environment: Mapping[str, str]) -> str | None:

@@ -127,7 +127,6 @@ def save(shard: Shard, plan: Plan, folder: Path) -> None:
         OSError: on this rank; all collectives have taken place by then.
     """
     rank, ranks = _place()
-    folder.mkdir(parents=True, exist_ok=True)
     fragments = {fragment.name: fragment for fragment in shard.fragments}
     own = {f"{name}/{key}": entry.shape for name, entry in plan.items() if entry.owner == rank for key in entry.tensors}
     writing = _Writing(folder / _file(rank, ranks), own)
@@ -160,7 +159,8 @@ def load(shard: Shard, folder: Path) -> None:
     for holder, found in scalars.items():
         for key, numbers in found.items():
             if len(numbers) > 1:  # without sharding a parameter that met no gradient is updated less often
-                log.warning("The optimiser's %s differs between parameters that now share it: %s.", key, numbers)
+                sentence = "The optimiser's %s differs between parameters that now share it: %s."
+                log.warning(sentence, key, numbers, extra={"of_this_rank": True})
             shard.optimizer_state.setdefault(holder, {})[key] = torch.tensor(max(numbers), device=holder.device)
 
 
@@ -178,8 +178,9 @@ class _Writing:
     def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._error: OSError | None = None
         self._writer: TensorWriter | None = None
-        if shapes:
-            with self._kept():
+        with self._kept():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if shapes:
                 self._writer = TensorWriter(path, shapes)
 
     @contextmanager

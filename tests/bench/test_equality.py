@@ -1,14 +1,11 @@
-"""The table of `llmtrain bench which=[equality]`, and the launch of ranks under it."""
+"""The table of `llmtrain bench which=[equality]`."""
 
 from __future__ import annotations
-
-import sys
 
 import pytest
 
 from llmtrain.bench import equality
 from llmtrain.bench.equality import Case, Row
-from llmtrain.bench.ranks import launch
 
 
 @pytest.mark.slow
@@ -53,15 +50,3 @@ def test_names_of_cases_tell_them_apart():
         Case("deepspeed_2", lora=True), Case("deepspeed_2", lightnings=True), Case("deepspeed_2", options={"a": True}),
     ]  # fmt: skip
     assert len({case.name for case in cases}) == len(cases)
-
-
-def test_a_rank_that_fails_is_told_with_what_it_wrote(tmp_path):
-    program = "import os, sys; print('rank', os.environ['LOCAL_RANK'], file=sys.stderr); sys.exit(3)"
-    with pytest.raises(RuntimeError, match=r"a rank of 2 ended with 3:\nrank 0"):
-        launch([sys.executable, "-c", program], 2, tmp_path, 60)
-    assert launch([sys.executable, "-c", program.replace("3)", "0)")], 1, tmp_path, 60) == "rank 0\n"
-
-
-def test_ranks_that_take_too_long_are_ended(tmp_path):
-    with pytest.raises(RuntimeError, match="1 ranks took more than 1 s"):
-        launch([sys.executable, "-c", "import time; time.sleep(60)"], 1, tmp_path, 1)

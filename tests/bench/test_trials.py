@@ -87,7 +87,7 @@ def test_a_trial_trains_on_every_process_and_measures_each():
 
 @pytest.mark.medium
 def test_a_trial_that_fails_says_why():
-    with pytest.raises(RuntimeError, match=r"(?s)process 0 of a trial ended with code 1: .*strategy=none is unknown"):
+    with pytest.raises(RuntimeError, match=r"(?s)rank 0 of 1 ended with code 1:.*strategy=none is unknown"):
         run_trial(trial(TOY, "none", 1, "fp32"), timeout=200)
 
 

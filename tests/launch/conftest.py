@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from llmtrain.training import placement
+
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).resolve().parent / "fake"
 
@@ -33,8 +35,9 @@ class Ended:
 @pytest.fixture
 def fake_environment() -> dict[str, str]:
     """The environment of this process without what a launcher, make or a former command left in it."""
-    gone = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "SLURM_PROCID", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
-    kept = {key: value for key, value in os.environ.items() if key not in gone and not key.startswith("LLMTRAIN_")}
+    gone = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    placeless = placement.unplaced(os.environ)
+    kept = {key: value for key, value in placeless.items() if key not in gone and not key.startswith("LLMTRAIN_")}
     return kept | {"PYTHONPATH": str(ROOT)}
 
 

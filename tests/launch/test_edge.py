@@ -303,3 +303,39 @@ def test_closed_standard_streams_are_empty_ones(closed):
         ["sh", "-c", f'exec "$0" -m llmtrain --version {closed}', sys.executable], cwd=ROOT, capture_output=True
     )
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.medium
+def test_what_all_ranks_find_rank_0_says(fake_environment):
+    """The others show errors, and warnings of what is theirs alone."""
+    program = (
+        "import logging\n"
+        "from llmtrain.launch.terminal import Terminal\n"
+        "terminal = Terminal(rank={rank})\n"
+        "log = logging.getLogger('llmtrain.training')\n"
+        "log.warning('of all')\n"
+        "log.warning('of one', extra={{'of_this_rank': True}})\n"
+        "log.error('an error')\n"
+    )
+    said = {}
+    for rank in (0, 1):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(rank=rank)], env=fake_environment, capture_output=True,
+            encoding="utf-8", timeout=60, check=True,
+        )  # fmt: skip
+        said[rank] = done.stderr.splitlines()
+    assert said[0] == ["warning: of all", "warning: of one", "error: an error"]
+    assert said[1] == ["[rank 1] warning: of one", "[rank 1] error: an error"]
+
+
+def test_a_warning_is_said_once_however_often_the_machine_is_looked_at(monkeypatch, caplog):
+    from llmtrain.launch.composing import compose
+    from llmtrain.launch.fitting import check_training
+    from llmtrain.training import hardware
+
+    monkeypatch.setattr(hardware, "has_native_bf16", lambda accelerator: False)
+    settings = compose("pretrain", ["trainer.precision=bf16", "trainer.accelerator=cpu"]).settings
+    check_training(settings)
+    assert hardware.resolve_machine("cpu", 1, 1, "bf16").precision == "bf16"
+    said = [record.message for record in caplog.records if "no bf16 arithmetic" in record.message]
+    assert len(said) == 1

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.launch import children, multirun
 from llmtrain.launch.composing import SettingsError
 from llmtrain.launch.sweeps import read_sweep
+from llmtrain.training import placement
 from tests.launch.test_pretrain import ROOT, TOY, figures
 
 CONFIGS = Path(__file__).parent / "fake" / "configs"
@@ -147,6 +149,48 @@ def test_two_processes_for_each_run_and_a_signal_that_stops_them_all(tmp_path, f
     assert {path.name for path in folder.iterdir() if path.is_dir()} == {"trainer.max_steps=6", long.name}
     assert not list(folder.rglob("log-rank*"))
     assert (folder.parent / "latest").resolve() == long
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_of_the_scheduler_reaches_the_run_at_work(monkeypatch, number):
+    """SIGUSR2 is submitit's: its handler ends the job where the run would save; what Slurm sends it is for the run."""
+
+    def of_submitit(number, frame):
+        raise RuntimeError("timed-out and not checkpointable")
+
+    program = (
+        "import signal, sys\n"
+        f"signal.signal({int(number)}, lambda number, frame: sys.exit(75))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setattr(children, "command_line", lambda command, overrides: [sys.executable, "-c", program])
+    former = signal.signal(number, of_submitit)
+    try:
+        task = multirun.Task("pretrain", {"one": []})
+        with task._process([]) as process:
+            assert process.stdout.readline() == "ready\n"
+            signal.raise_signal(number)
+            process.communicate(timeout=20)
+        assert process.returncode == 75
+        assert task._stopped == number
+        assert signal.getsignal(number) is of_submitit
+    finally:
+        signal.signal(number, former)
+
+
+def test_a_training_handles_what_is_passed_on_to_it():
+    from llmtrain.training.callbacks import StopOnSignal
+
+    assert set(multirun._SIGNALS) == set(StopOnSignal.SIGNALS)
+
+
+def test_a_run_takes_the_place_of_the_task_and_other_children_take_none(monkeypatch):
+    """Slurm starts each task of a run, and each starts its process of the run."""
+    for name, value in {"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert placement.read_placement(children.environment(same_place=True)).rank == 1
+    assert placement.read_placement(children.environment()) == placement.Placement()
 
 
 def test_the_slurm_launcher_composes():

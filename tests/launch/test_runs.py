@@ -73,8 +73,8 @@ def test_latest_is_a_link_or_a_file(tmp_path, monkeypatch):
 
 def test_a_started_rank_ends_when_rank_0_has_gone(tmp_path):
     """Rank 0 here starts a rank 1 that would sleep for an hour, and dies."""
-    child = "from llmtrain.launch import runs; import time; runs.end_with_first_process(); print(1, flush=True); "
-    child += "time.sleep(3600)"
+    child = "from llmtrain.launch import runs; from llmtrain.training import placement; import time; "
+    child += "runs.end_with_first_process(placement.here()); print(1, flush=True); time.sleep(3600)"
     parent = (
         "import os, subprocess, sys\n"
         "os.environ.update(LOCAL_RANK='1', LLMTRAIN_RUN_DIR='/')\n"

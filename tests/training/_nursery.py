@@ -8,6 +8,8 @@ Reads one job per line on stdin and answers with one line: the exit codes by ran
     "kill_at_change": 7                                                     SIGKILL at the 7th change of the run folder
     "store_loaded": true         what a resumed run has loaded is saved again at once, to `loaded/`
     "no_space": {"rank": 1, "tensor": 70}     the disk is full when this process writes its 70th tensor
+    "no_space": {"rank": 1, "folder": "resume"}     … when it makes a folder of that name
+    "no_space": {"rank": 0, "file": "metrics.csv", "step": 4}     … when it writes that file after this step
     "disk": 2000000              the run folder is a file system of so many bytes; once it is full, see `fill_the_disk`
 
 Each process appends what it trains on to `seen-<rank>.jsonl`: `[step, micro-batch, sample ids]`; rank 0 leaves the
@@ -22,16 +24,14 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_only
-
 from llmtrain import adapters, checkpoint  # noqa: F401
+from llmtrain.bench.ranks import free_port
 from llmtrain.training import checkpointing, state
 from llmtrain.training import fit as fitting
 from llmtrain.training.deepspeed import environment
@@ -53,12 +53,6 @@ def import_the_rest() -> None:
     assert lightning
     assert peft
     assert deepspeed
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def record_and_signal(folder: Path, rank: int, wanted: dict[str, Any] | None) -> None:
@@ -106,6 +100,42 @@ def kill_at_change(folder: Path, number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)
+
+
+def no_space(folder: Path, wanted: dict[str, Any]) -> None:
+    """Where the disk is full for this process."""
+    if "folder" in wanted:
+        fail_making(wanted["folder"])
+    elif "file" in wanted:
+        fill(folder / wanted["file"], wanted["step"])
+    else:
+        fail_writing(wanted["tensor"])
+
+
+def fail_making(name: str) -> None:
+    original = Path.mkdir
+
+    def mkdir(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+        original(self, *arguments, **options)
+
+    Path.mkdir = mkdir
+
+
+def fill(file: Path, step: int) -> None:
+    """From this step on a file takes no more."""
+    original = LanguageModule.on_train_batch_start
+
+    def on_train_batch_start(self: Any, batch: dict, batch_idx: int) -> None:
+        original(self, batch, batch_idx)
+        if self.trainer.global_step == step:
+            full = file.with_name("full")
+            full.unlink(missing_ok=True)
+            full.symlink_to("/dev/full")
+            full.replace(file)
+
+    LanguageModule.on_train_batch_start = on_train_batch_start
 
 
 def fail_writing(tensor: int) -> None:
@@ -171,14 +201,13 @@ def train(job: dict[str, Any], rank: int, port: int) -> int:
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    rank_zero_only.rank = rank  # which Lightning reads from the environment when it is imported
     if "disk" in job:
         result = fill_the_disk(folder, job)
         folder.with_name("result.json").write_text(json.dumps(result))
         return 0
     record_and_signal(folder, rank, job.get("signal"))
     if "no_space" in job and job["no_space"]["rank"] == rank:
-        fail_writing(job["no_space"]["tensor"])
+        no_space(folder, job["no_space"])
     if "store_loaded" in job:
         store_loaded(folder)
     if "kill_at_change" in job:

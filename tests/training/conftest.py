@@ -17,6 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from llmtrain.training import placement
 from tests.training.toy import SEQUENCE_LENGTH, RandomTokens, toy_fit
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class Nursery:
 
     def __init__(self, folder: Path) -> None:
         settings = {"PATH": str(folder / "nothing"), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-        inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "WANDB_SERVICE")}
+        placeless = placement.unplaced(os.environ)
+        inherited = {name: value for name, value in placeless.items() if name not in ("CXX", "WANDB_SERVICE")}
         self._errors = (folder / "errors.txt").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.training._nursery"],

@@ -8,8 +8,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -19,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from llmtrain.bench.ranks import NO_COMPILER, Ranks
 
 pytestmark = [pytest.mark.medium, pytest.mark.distributed]
 
@@ -81,60 +81,26 @@ def load_worker() -> ModuleType:
     return module
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-def launch(
-    folder: Path, cases: list[dict[str, Any]], processes: int, *, path: str = "", accelerator: str = "cpu"
-) -> list[subprocess.Popen]:
+def start(folder: Path, cases: list[dict[str, Any]], processes: int, *, accelerator: str = "cpu", **more: str) -> Ranks:
     """Starts the worker's processes, by default on a PATH without a compiler or ninja."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    settings = {
-        "PATH": path or str(folder / "nothing"),
-        "PYTHONPATH": str(REPOSITORY),
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
-    inherited = {name: value for name, value in os.environ.items() if name not in ("CXX", "DS_ACCELERATOR")}
     arguments = [folder / "cases.json", folder / "results.pt", processes, accelerator]
-    return [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), *map(str, arguments)],
-            env=inherited | settings | {"LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-        )
-        for rank in range(processes)
-    ]
+    command = [sys.executable, str(WORKER), *map(str, arguments)]
+    return Ranks(command, processes, folder, variables=NO_COMPILER | {"OMP_NUM_THREADS": "1"} | more)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
     """Results by number of processes: by case, and what the processes printed."""
-    folders = {1: tmp_path_factory.mktemp("one"), 2: tmp_path_factory.mktemp("two")}
-    started = {1: launch(folders[1], ON_ONE, 1), 2: launch(folders[2], ON_TWO, 2)}
-    try:
-        return {number: collect(folders[number], processes) for number, processes in started.items()}
-    finally:
-        for process in (*started[1], *started[2]):
-            process.kill()
-            process.communicate()
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    with start(one, ON_ONE, 1) as alone, start(two, ON_TWO, 2) as pair:
+        return {1: collect(one, alone), 2: collect(two, pair)}
 
 
-def collect(folder: Path, processes: list[subprocess.Popen]) -> dict[str, Any]:
-    printed = [process.communicate(timeout=280) for process in processes]
-    for process, (_, errors) in zip(processes, printed, strict=True):
-        assert process.returncode == 0, errors[-4000:]
+def collect(folder: Path, ranks: Ranks) -> dict[str, Any]:
+    ranks.wait(280)
     results = torch.load(folder / "results.pt", weights_only=True)
-    stdout, stderr = ("".join(streams) for streams in zip(*printed, strict=True))
-    return results | {"stdout": stdout, "stderr": stderr, "folder": folder}
+    return results | {"stdout": ranks.written("out"), "stderr": ranks.written("err"), "folder": folder}
 
 
 @cache
@@ -339,8 +305,8 @@ def test_nothing_is_pickled(runs: dict, processes: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_with_a_compiler_the_shared_memory_op_is_built(tmp_path: Path) -> None:
-    started = launch(tmp_path, EQUAL[:1], 2, path=os.environ["PATH"])
-    got = collect(tmp_path, started)
+    with start(tmp_path, EQUAL[:1], 2, PATH=os.environ["PATH"], CXX="c++") as ranks:
+        got = collect(tmp_path, ranks)
     assert WARNING not in got["stderr"]
     assert got["stdout"] == ""
     assert distance(got[EQUAL[0]["name"]]["state"], reference("adamw", None)["state"]) < 1e-5
@@ -350,7 +316,8 @@ def test_with_a_compiler_the_shared_memory_op_is_built(tmp_path: Path) -> None:
 def test_on_a_gpu_every_stage_follows_the_cpu(tmp_path: Path) -> None:
     """Sums are taken in another order there, and Newton–Schulz enlarges the difference: 1e-3 of the weights."""
     cases = [*EQUAL, *RESUMED, *HALF, *OFFLOAD, *SINGLE]
-    got = collect(tmp_path, launch(tmp_path, cases, 1, path=os.environ["PATH"], accelerator="cuda"))
+    with start(tmp_path, cases, 1, accelerator="cuda", PATH=os.environ["PATH"]) as ranks:
+        got = collect(tmp_path, ranks)
     for each in cases:
         expected = reference(each["optimizer"], each["clip"])
         loss, weights = (1e-5, 1e-3) if each["precision"] == "fp32" else (2e-3, 0.5)

@@ -122,3 +122,29 @@ def test_the_lock_of_a_killed_build_is_in_nobodys_way(tmp_path: Path, monkeypatc
         order.append("first")
     other.join(10)
     assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_the_interface_is_chosen_before_anybody_meets_on_gpus_too(
+    monkeypatch: pytest.MonkeyPatch, on_cpu: bool
+) -> None:
+    """There NCCL carries the gradients, and a gloo group of ours the signals."""
+    from types import SimpleNamespace
+
+    from llmtrain.training.deepspeed import strategy as module
+
+    done: list[str] = []
+    monkeypatch.setattr(environment, "choose_interface", lambda address: done.append(address))
+    monkeypatch.setattr(environment, "settle_shared_memory_op", lambda *arguments, **options: None)
+    monkeypatch.setattr(environment, "close_process_group_at_exit", lambda: None)
+    meet = lambda self: done.append("met")  # noqa: E731
+    monkeypatch.setattr(module.LightningDeepSpeedStrategy, "setup_distributed", meet)
+    monkeypatch.setattr(module.DeepSpeedStrategy, "_init_deepspeed_distributed", meet)
+    monkeypatch.setattr(module.DeepSpeedStrategy, "set_world_ranks", lambda self: None)
+    strategy = module.DeepSpeedStrategy(stage=2, accelerator="cpu")
+    strategy._on_cpu = on_cpu
+    strategy._num_nodes = 2
+    strategy.parallel_devices = []
+    strategy.cluster_environment = SimpleNamespace(main_address="10.0.0.1", world_size=lambda: 2)
+    strategy.setup_distributed()
+    assert done == ["10.0.0.1", "met"]

@@ -81,6 +81,16 @@ def test_a_disk_that_is_full_for_one_process_stops_all(nursery: Any, tmp_path: P
     assert nursery.run(tmp_path, resume="auto", **settings)["resumed_from"] == 2
 
 
+@pytest.mark.medium
+@pytest.mark.distributed
+def test_a_folder_that_one_process_cannot_make_stops_all(nursery: Any, tmp_path: Path) -> None:
+    """Before it has written anything: the others wait in the first of the collectives that gather tensors."""
+    settings = SETTINGS | {"strategy": "deepspeed_3", "rows": 1, "processes": 2, "timeout": 60}
+    result = nursery.run(tmp_path, no_space={"rank": 1, "folder": "resume"}, fails=True, **settings)
+    assert result["codes"] == [2, 2]
+    assert "step-000002; the former state is untouched: free some space and run again." in result["error"]
+
+
 NEEDS_A_FULL_DEVICE = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 
 
@@ -106,6 +116,19 @@ def test_figures_and_samples_that_find_no_room_end_the_run_with_a_sentence(train
     assert [each.step for each in list_checkpoints(tmp_path)] == [4]
     (tmp_path / name).unlink()
     assert train(tmp_path, resume="auto", **settings).steps == 8
+
+
+@NEEDS_A_FULL_DEVICE
+@pytest.mark.medium
+@pytest.mark.distributed
+def test_what_rank_0_alone_cannot_write_is_the_reason_that_the_others_give(nursery, tmp_path):
+    settings = SETTINGS | {"strategy": "deepspeed_2", "rows": 1, "processes": 2}
+    result = nursery.run(tmp_path, no_space={"rank": 0, "file": "metrics.csv", "step": 4}, fails=True, **settings)
+    assert result["codes"] == [2, 1]
+    assert "No space left" in result["error"]
+    said = (tmp_path / "printed.txt").read_text()
+    assert "LostProcessError: rank 0 failed ([Errno 28] No space left on device), and the others cannot go on" in said
+    assert "rank 0 is gone" not in said
 
 
 @NEEDS_A_FULL_DEVICE

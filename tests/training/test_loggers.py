@@ -4,8 +4,9 @@ from typing import ClassVar
 
 import pytest
 
-from llmtrain.training import loggers, wandb_server
+from llmtrain.training import loggers, placement, wandb_server
 from llmtrain.training.loggers import MetricsCsv, build_wandb, read_rows, run_id
+from llmtrain.training.placement import BY_HAND, Placement
 
 
 def test_the_figures_of_one_step_share_a_row(tmp_path):
@@ -44,6 +45,20 @@ def test_a_fresh_start_leaves_nothing_of_the_old_file(tmp_path):
     first.save()
     MetricsCsv(tmp_path / "metrics.csv", resumed_step=0)
     assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_the_first_process_of_a_second_machine_writes_nothing(tmp_path, monkeypatch):
+    """It has local rank 0, and is not rank 0."""
+    log = MetricsCsv(tmp_path / "metrics.csv")
+    log.log_metrics({"train/loss": 3.0}, step=1)
+    log.save()
+    monkeypatch.setattr(placement, "here", lambda: Placement(BY_HAND, node_rank=1))
+    second = MetricsCsv(tmp_path / "metrics.csv")
+    second.log_metrics({"train/loss": 2.0}, step=2)
+    second.finalize("success")
+    assert read_rows(tmp_path / "metrics.csv") == [{"step": "1", "train/loss": "3"}]
+    build_wandb(tmp_path, project="x", mode="offline")
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.csv"}
 
 
 def test_fp32_numbers_survive(tmp_path):

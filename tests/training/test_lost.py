@@ -10,9 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmtrain.training import lost
+from llmtrain.training import lost, placement
 from llmtrain.training.cluster import describe_exit
 from llmtrain.training.lost import LostProcessError
+from llmtrain.training.placement import BY_HAND, Placement
 
 BROKEN = "[gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:4711"
 LATE = "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms for recv operation to complete"
@@ -43,6 +44,7 @@ def ends(monkeypatch):
     monkeypatch.setattr(lost, "_store", lambda: store)
     monkeypatch.setattr(lost, "ANSWER_SECONDS", 1.0)
     monkeypatch.setattr(lost, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(lost, "LINGER_SECONDS", 0.5)
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
 
     def run(errors: dict[int, Exception], *, world_size: int, news: str | None = None) -> dict[int, Exception]:
@@ -123,6 +125,68 @@ def test_how_a_process_ended():
     assert describe_exit(2) == "ended with code 2"
     assert describe_exit(-9) == "was ended by SIGKILL, as the system does when memory runs out"
     assert describe_exit(-11) == "was ended by SIGSEGV"
+
+
+def test_the_reason_of_a_process_of_our_own_says_more_than_its_code(ends):
+    full = OSError(28, "No space left on device")
+    raised = ends({1: full, 0: RuntimeError(BROKEN)}, world_size=2, news="rank 1 ended with code 2")
+    assert str(raised[0]).startswith("rank 1 failed ([Errno 28] No space left on device), and the others")
+
+
+def test_the_word_of_rank_0_is_heard_before_its_store_goes(ends, monkeypatch):
+    """Rank 1 is still in a collective when rank 0 fails, and the store ends with rank 0."""
+    store, raised, entered = lost._store(), {}, threading.Event()
+    monkeypatch.setattr(placement, "here", lambda: Placement(BY_HAND, local_rank=1))
+    trainer = SimpleNamespace(world_size=2, global_rank=1, strategy=SimpleNamespace(launcher=SimpleNamespace()))
+    trainer.strategy.launcher = SimpleNamespace(find_lost=lambda seconds: None, kill=lambda number: None)
+    broken = threading.Event()
+
+    def rank_1():
+        try:
+            with lost.naming_the_lost(trainer, timeout=10):
+                entered.set()
+                broken.wait(20)
+                raise RuntimeError(BROKEN)
+        except Exception as other:
+            raised[1] = other
+
+    thread = threading.Thread(target=rank_1)
+    thread.start()
+    entered.wait(20)
+    raised |= ends({0: OSError(28, "No space left on device")}, world_size=2)
+    store.words.clear()
+    broken.set()
+    thread.join(20)
+    assert isinstance(raised[0], OSError)
+    assert str(raised[1]).startswith("rank 0 failed ([Errno 28] No space left on device), and the others")
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("fails", "code"), [(True, 2), (False, 0)])
+def test_a_process_that_has_left_the_training_keeps_its_own_exit_code(fails, code):
+    """The other rank ends with code 2, as with a mistake that all find; this one takes longer to end than is waited."""
+    end = 'raise ValueError("a mistake")' if fails else "pass"
+    program = (
+        "import subprocess, sys, time\n"
+        "from llmtrain.training import cluster\n"
+        "from llmtrain.training.placement import Placement\n"
+        "cluster.GRACE_SECONDS = 0.5\n"
+        "launcher = cluster.Launcher(cluster.Cluster(Placement(), 2), 2, 1)\n"
+        "other = [sys.executable, '-c', 'exit(2)']\n"
+        "launcher._call_children_scripts = lambda: launcher.procs.append(subprocess.Popen(other))\n"
+        "def function():\n"
+        f"    {end}\n"
+        "code = 0\n"
+        "try:\n"
+        "    launcher.launch(function)\n"
+        "except ValueError:\n"
+        "    code = 2\n"
+        "time.sleep(3)\n"
+        "assert launcher.find_lost(1) == 'rank 1 ended with code 2'\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
 
 
 @pytest.mark.medium

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from llmtrain.training.placement import BY_HAND, NONE, SLURM, TORCHRUN, Placement, read_placement
+import llmtrain
+from llmtrain.training.placement import BY_HAND, NONE, SLURM, TORCHRUN, VARIABLES, Placement, read_placement, unplaced
 
 TORCHRUN_2X2 = {
     "TORCHELASTIC_RUN_ID": "x", "RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1", "WORLD_SIZE": "4",
@@ -14,6 +17,8 @@ SLURM_2X2 = {
     "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "4", "SLURM_NNODES": "2",
     "SLURM_JOB_ID": "123", "SLURM_STEP_ID": "0", "SLURM_NODELIST": "gpu[03-04,07],big1",
 }  # fmt: skip
+# Without srun: the job's number of tasks, of which nobody has started any.
+BATCH_SCRIPT = {"SLURM_JOB_ID": "123", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "train.sh"}
 MEETING = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
@@ -24,9 +29,15 @@ MEETING = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
         (TORCHRUN_2X2, TORCHRUN, True, False),
         (SLURM_2X2, SLURM, True, False),
         (SLURM_2X2 | TORCHRUN_2X2, TORCHRUN, True, False),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}, NONE, False, True),  # a batch script without srun
+        (BATCH_SCRIPT | {"SLURM_NTASKS": "1"}, NONE, False, True),
+        (BATCH_SCRIPT, NONE, False, True),
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "batch"}, NONE, False, True),
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967291"}, NONE, False, True),  # the number that stands for the script
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "4294967290"}, NONE, False, True),  # and for the shell of salloc
+        (BATCH_SCRIPT | {"SLURM_STEP_ID": "3"}, SLURM, True, True),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, SLURM, True, True),
-        (SLURM_2X2 | {"SLURM_JOB_NAME": "interactive"}, NONE, False, True),
+        (SLURM_2X2 | {"SLURM_JOB_NAME": "interactive"}, SLURM, True, False),  # srun in a shell of salloc
+        (SLURM_2X2 | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_JOB_NAME": "bash"}, NONE, False, True),  # srun --pty bash
         ({"RANK": "0", "WORLD_SIZE": "2"}, BY_HAND, True, True),
         ({"LOCAL_RANK": "1"}, BY_HAND, True, False),
         ({"NODE_RANK": "0"}, BY_HAND, False, True),
@@ -94,6 +105,12 @@ def test_devices_and_machines_follow_from_launcher_and_settings(environment, dev
             "rank 1 on machine 1, counted from 0, and there are 1 processes on 1",
         ),
         ({"RANK": "2", "WORLD_SIZE": "2", **MEETING}, 0, "auto", "that this is rank 2"),
+        (
+            {"RANK": "1", "LOCAL_RANK": "0", "NODE_RANK": "1", "WORLD_SIZE": "4", **MEETING},
+            2,
+            2,
+            "RANK=1 does not fit the other variables, by which this is rank 2: machine 1 × 2 processes on each + proc",
+        ),
         ({}, 1, 2, "trainer.num_nodes=2: nobody says which of them this machine is"),
         ({}, 1, 0, "trainer.num_nodes=0 must be at least 1, or auto"),
     ],
@@ -118,7 +135,51 @@ def test_a_variable_that_is_no_number_is_refused():
         (Placement(rank=3), (3, 1, 1)),
         (Placement(node_rank=1), (2, 0, 1)),
         (Placement(node_rank=1, local_rank=1), (3, 1, 1)),
+        (Placement(SLURM, rank=1, node_rank=1, local_rank=0), (2, 0, 1)),  # dealt in turns over the machines
     ],
 )
 def test_rank_local_rank_and_machine_with_two_processes_on_each(place, ranks):
     assert place.ranks(2) == ranks
+
+
+class Asked(dict):
+    """An environment that knows what it was asked for."""
+
+    def __init__(self, variables):
+        super().__init__(variables)
+        self.names = set()
+
+    def get(self, name, default=None):
+        self.names.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name):
+        self.names.add(name)
+        return super().__contains__(name)
+
+
+@pytest.mark.parametrize("variables", [{}, TORCHRUN_2X2, SLURM_2X2, {"LOCAL_RANK": "1", "LLMTRAIN_RUN_DIR": "/x"}])
+def test_a_process_of_another_run_gets_none_of_the_variables_that_are_read(variables):
+    environment = Asked(variables | {"PATH": "/bin", "TORCHELASTIC_USE_AGENT_STORE": "True"})
+    read_placement(environment)
+    assert environment.names <= set(VARIABLES)
+    assert unplaced(environment) == {"PATH": "/bin"}
+    assert read_placement(unplaced(environment)) == Placement()
+
+
+def test_only_a_process_of_ours_is_started_by_the_first_one():
+    ours = {"LOCAL_RANK": "1", "NODE_RANK": "0", "LLMTRAIN_RUN_DIR": "/x"}
+    assert read_placement(ours).started_by_first
+    assert not read_placement(ours | {"LOCAL_RANK": "0"}).started_by_first
+    assert not read_placement(TORCHRUN_2X2 | {"LLMTRAIN_RUN_DIR": "/x"}).started_by_first
+    assert not read_placement({"LOCAL_RANK": "1"}).started_by_first
+
+
+def test_nobody_else_asks_who_this_is():
+    """A second source knows something else sooner or later: Lightning's `rank_zero_only` knows no NODE_RANK."""
+    other = ("rank_zero_only", "LOCAL_RANK", "SLURM_PROCID", "GROUP_RANK", '"RANK"', '"NODE_RANK"')
+    # `Ranks` sets what its processes read, and `meeting` names a variable of Slurm's for the folder.
+    for path in Path(llmtrain.__file__).parent.rglob("*.py"):
+        if path.name not in ("placement.py", "ranks.py"):
+            found = [name for name in other if name in path.read_text(encoding="utf-8")]
+            assert not found, f"{path}: {found}"

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llmtrain.training import checkpointing, fit
+from llmtrain.training import checkpointing, fit, placement
 from llmtrain.training.checkpointing import RunState
+from llmtrain.training.placement import BY_HAND, Placement
 from tests.training.conftest import assert_equal, metrics, tensors
 
 
@@ -209,7 +210,7 @@ def test_only_the_first_process_compares(train, tmp_path, monkeypatch):
     facts = {"the base model's weights": "abc"}
     train(tmp_path, steps=3, fixed=facts)
     now = RunState(0, 0, 0.0, fixed={"the base model's weights": ""})
-    monkeypatch.setattr(fit, "is_main_process", lambda: False)
+    monkeypatch.setattr(placement, "here", lambda: Placement(BY_HAND, node_rank=1))  # the second of two machines
     assert fit._prepare_resume("auto", tmp_path, now).step == 3
     monkeypatch.undo()
     with pytest.raises(ValueError, match="the base model's weights was abc and is ;"):

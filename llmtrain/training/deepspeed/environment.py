@@ -18,6 +18,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from llmtrain.data.locking import locked
+from llmtrain.training import placement
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ def choose_interface(main_address: str) -> None:
             probe.connect(address)  # sends nothing: the system only picks the way
             mine = probe.getsockname()[0]
     except OSError as error:
-        logger.warning("MASTER_ADDR=%s is not reachable from here (%s).", main_address, error.strerror)
+        sentence = "MASTER_ADDR=%s is not reachable from here (%s)."
+        logger.warning(sentence, main_address, error.strerror, extra={"of_this_rank": True})
         return
     for name, addresses in psutil.net_if_addrs().items():
         if mine in (each.address.partition("%")[0] for each in addresses):
@@ -157,7 +159,7 @@ def settle_shared_memory_op(processes: int, *, num_nodes: int = 1) -> None:
     # Reading DeepSpeed's own table would probe every op it has with the compiler, which takes seconds; this
     # entry is the only one that is read.
     deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": usable}
-    if wanted and not usable and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+    if wanted and not usable and placement.here().is_first:
         logger.warning(
             "DeepSpeed's shared-memory op could not be compiled (it needs a C++ compiler and ninja);"
             " the processes talk through gloo instead, with the same results."

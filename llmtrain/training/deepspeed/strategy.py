@@ -103,6 +103,9 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
             super().setup_environment()
 
     def setup_distributed(self) -> None:
+        if self.num_nodes > 1:  # on GPUs too, where the ranks agree on signals through gloo
+            assert self.cluster_environment is not None
+            environment.choose_interface(self.cluster_environment.main_address)
         if not self._on_cpu:
             super().setup_distributed()
             return
@@ -111,9 +114,6 @@ class DeepSpeedStrategy(LightningDeepSpeedStrategy):
         environment.settle_shared_memory_op(self.num_processes, num_nodes=self.num_nodes)
         if self.world_size == 1:
             environment.open_process_group_alone()
-        if self.num_nodes > 1:
-            assert self.cluster_environment is not None
-            environment.choose_interface(self.cluster_environment.main_address)
         with environment.quiet_stdout():
             self._init_deepspeed_distributed()
         environment.close_process_group_at_exit()
