@@ -218,7 +218,7 @@ def _shown(value: Any) -> str:
 def _report(error: Exception, command: Command, folder: RunFolder | None, terminal: Terminal) -> int:
     """Tells the user what went wrong, in a sentence where it is a mistake of theirs, and returns the exit code."""
     sentence = _sentence(error)
-    if terminal.rank:
+    if terminal.rank and (folder is not None or sentence is None):
         terminal.note("".join(traceback.format_exception(error)))
     lost = isinstance(error, LostProcessError)
     if terminal.rank and (not isinstance(error, LostProcessError) or error.speaks):

@@ -8,6 +8,7 @@ Knows launchers and paths; nothing of what a run is.
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +17,7 @@ from typing import Any
 
 from llmtrain.training.placement import BY_HAND, NONE, SLURM, TORCHRUN, Placement
 
+LONG_WAIT = 10.0  # seconds of waiting for the folder until it is said what for
 LONGEST_WAIT = 300.0  # seconds until a folder that does not appear is taken for one on another disk
 
 
@@ -82,9 +84,18 @@ def wait_for(folder: Path, *, rank: int, timeout: float) -> None:
         ValueError: It is not; most likely this machine has another disk.
     """
     seconds = min(timeout, LONGEST_WAIT)
-    end = time.monotonic() + seconds
+    start, told = time.monotonic(), False
     while not folder.is_dir():
-        if time.monotonic() > end:
+        waited = time.monotonic() - start
+        if waited > LONG_WAIT and not told:
+            told = True
+            print(
+                f"[rank {rank}] waits for rank 0 to make {folder}; if nobody started a rank 0, stop this and unset the "
+                f"variables that call it rank {rank} (RANK, LOCAL_RANK, NODE_RANK)",
+                file=sys.stderr,
+                flush=True,
+            )
+        if waited > seconds:
             raise ValueError(
                 f"rank {rank} on {socket.gethostname()} does not see the run folder {folder} of rank 0 after "
                 f"{seconds:g} s: all machines need paths.runs_dir (or paths.run_dir) on a disk that they share"

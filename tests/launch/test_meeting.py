@@ -43,7 +43,12 @@ def test_torchrun_s_store_tells_the_other_ranks_and_the_next_attempt():
         meeting.learn(place, again, rank=1, timeout=1.0)
 
 
-def test_a_folder_that_does_not_appear_is_on_another_disk(tmp_path):
+def test_a_folder_that_does_not_appear_is_on_another_disk(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(meeting, "LONG_WAIT", 0.05)
     meeting.wait_for(tmp_path, rank=1, timeout=0.0)
+    assert capsys.readouterr().err == ""
     with pytest.raises(ValueError, match=r"rank 3 on .* does not see the run folder .*/none of rank 0 after 0.2 s"):
         meeting.wait_for(tmp_path / "none", rank=3, timeout=0.2)
+    said = capsys.readouterr().err
+    assert said.count("[rank 3] waits for rank 0 to make") == 1, "it says what it waits for, before it gives up"
+    assert "unset the variables that call it rank 3" in said
