@@ -282,7 +282,7 @@ def _fit(
         fixed=_fixed(tuning, batch, train) | {"trainer.packing_length": settings.trainer.packing_length},
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
-        **fit_arguments(settings),
+        **fit_arguments(settings, length.steps),
     )
 
 

@@ -39,7 +39,7 @@ class Kind:
 
     def wants(self, value: Any) -> str | None:
         """What a value should be, with all that it may be instead; None if it is that."""
-        if value is None and self.null or isinstance(value, str) and value in self.words:
+        if (self.null and value is None) or (isinstance(value, str) and value in self.words):
             return None
         expected = self.fault(value)
         others = [*self.words, *(["null"] if self.null else [])]
@@ -53,7 +53,7 @@ def as_written(value: Any) -> str:
     elif isinstance(value, dict):
         text = "{" + ", ".join(f"{key}: {as_written(each)}" for key, each in value.items()) + "}"
     else:
-        text = shown(value)
+        text = f"{value:.3g}" if isinstance(value, int) and LARGEST <= abs(value) < 10**308 else shown(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 
