@@ -152,7 +152,9 @@ def _set(settings: DictConfig, key: str, text: str, groups: Iterable[str], root:
         _check_section(key, value, former, known, groups, root)
     else:
         value = _fit(key, text, value, former)
-    OmegaConf.update(settings, key, value, merge=True, force_add=_is_free(key, known))
+    both = isinstance(former, DictConfig) and isinstance(value, dict)
+    free = _is_free(key, known) or (isinstance(former, DictConfig) and not len(former))
+    OmegaConf.update(settings, key, value, merge=both, force_add=free)
 
 
 def known_keys(settings: DictConfig) -> dict[str, Any]:
@@ -240,7 +242,7 @@ def _check_complete(composed: Composed, configs: Path, root: str) -> None:
         about = _about(missing[0], composed, configs, root)
         raise SettingsError(f"{missing[0]} has no default and must be given: {missing[0]}=…{about}")
     try:
-        check_kinds(values, composed.choices)
+        check_kinds(root, values, composed.choices)
     except KindError as error:
         raise SettingsError(f"{error}{_about(error.key, composed, configs, root)}") from error
 

@@ -36,7 +36,7 @@ _COMMANDS: dict[str, Kind] = {
     "seed": SEED,
     "init": TEXT.or_null(),
     "resume": TEXT.or_null(),
-    "model": TEXT.or_null(),
+    "model": TEXT,
     "device": TEXT,
     "precision": TEXT,
     # generate
@@ -89,11 +89,13 @@ _COMMANDS: dict[str, Kind] = {
     "megabytes": number(above=0, most=10**6),
     "memory_megabytes": list_of(number(above=0, most=10**6)),
     "training_memory": list_of(TEXT),
-    "stages": MAPPING,
+}
+_COMMANDS |= {
+    f"stages.{name}": list_of(TEXT) for name in ("prepare", "tokenizer", "pretrain", "finetune", "evaluate", "generate")
 }
 _DATA = {
     "kind": TEXT,
-    "name": TEXT.or_null(),
+    "name": TEXT,
     "path": TEXT.or_null(),
     "paths": list_of(TEXT),
     "data_dir": TEXT,
@@ -112,7 +114,7 @@ _DATA = {
     "revision": TEXT.or_null(),
     "max_documents": COUNT.or_null(),
     "train_examples": COUNT,
-    "test_examples": COUNT.or_null(),
+    "test_examples": COUNT,
     "first_year": whole(1000, 9999),
     "last_year": whole(1000, 9999),
     "max_number": whole(0, 10**8 - 1),
@@ -207,7 +209,7 @@ _SECTIONS: dict[str, dict[str, Kind]] = {
     "optim": _OPTIM,
     "trainer": _TRAINER,
     "strategy": {
-        "name": TEXT,
+        "name": one_of("single", "deepspeed_1", "deepspeed_2", "deepspeed_3"),
         "grad_accum_dtype": one_of("fp32", "bf16"),
         "offload_optimizer": SWITCH,
         "offload_parameters": SWITCH,
@@ -229,6 +231,13 @@ _SECTIONS: dict[str, dict[str, Kind]] = {
 KINDS: dict[str, Kind] = _COMMANDS | {
     f"{section}.{name}": kind for section, kinds in _SECTIONS.items() for name, kind in kinds.items()
 }
+# What a command, or an option of `data`, takes otherwise than the others.
+_OTHERWISE = {
+    ("bench", "model"): TEXT.or_null(),
+    ("tokenize", "model"): TEXT.or_null(),
+    ("huggingface", "data.name"): TEXT.or_null(),
+    ("jsonl", "data.test_examples"): COUNT.or_null(),
+}
 # Text in these is checked where it is used, which can say more than that it is not UTF-8.
 _SPOKEN = ("prompt", "text")
 
@@ -241,17 +250,20 @@ class KindError(ValueError):
         self.key = key
 
 
-def check_kinds(settings: Mapping[str, Any], sections: Collection[str]) -> None:
+def check_kinds(command: str, settings: Mapping[str, Any], sections: Collection[str]) -> None:
     """Refuses every value that is not of its key's kind.
 
     Args:
-        settings: All settings of a command, as plain values.
+        command: Whose settings they are.
+        settings: All of them, as plain values.
         sections: The groups of the command, which are no single values even if another command has such a key.
 
     Raises:
         KindError: One sentence on the first such value, with the limit.
     """
+    of_data = _mapping(settings.get("data")).get("kind")
     for key, value, kind in _leaves(settings, "", sections):
+        kind = _OTHERWISE.get((command, key)) or _OTHERWISE.get((str(of_data), key)) or kind
         if key not in _SPOKEN:
             _check_utf8(key, value)
         wanted = kind.wants(value)
@@ -268,11 +280,15 @@ def _leaves(settings: Mapping[str, Any], prefix: str, sections: Collection[str])
             yield key, value, kind
         elif isinstance(value, dict):
             yield from _leaves(value, f"{key}.", sections)
-        if key == "tasks.settings" and isinstance(value, dict):
-            for task, inner in value.items():
-                yield f"{key}.{task}", inner, MAPPING
-                for setting, given in inner.items() if isinstance(inner, dict) else ():
-                    yield f"{key}.{task}.{setting}", given, _DATA.get(str(setting), ANYTHING)
+        for task, inner in _mapping(value).items() if key == "tasks.settings" else ():
+            yield f"{key}.{task}", inner, MAPPING
+            for setting, given in _mapping(inner).items():
+                usual = _DATA.get(str(setting), ANYTHING)
+                yield f"{key}.{task}.{setting}", given, _OTHERWISE.get((str(task), f"data.{setting}"), usual)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _check_utf8(key: str, value: Any) -> None:

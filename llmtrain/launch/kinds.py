@@ -53,7 +53,7 @@ def as_written(value: Any) -> str:
     elif isinstance(value, dict):
         text = "{" + ", ".join(f"{key}: {as_written(each)}" for key, each in value.items()) + "}"
     else:
-        text = f"{value:.3g}" if isinstance(value, int) and LARGEST <= abs(value) < 10**308 else shown(value)
+        text = shown(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
 

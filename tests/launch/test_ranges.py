@@ -24,7 +24,8 @@ NULL, HALF, HALVES = {"null"}, {"1.5"}, {"1.5", "1e300"}
 WORDS = {"words", "auto", "-1", "1.5", "1e300"}
 MEANINGS = {
     "logger.project": WORDS, "logger.mode": {"auto"},
-    "optim.eps": HALF, "optim.lr": HALF, "optim.muon_lr": HALF, "optim.weight_decay": HALF, "optim.warmup_steps": {"auto"},
+    "optim.eps": HALF, "optim.lr": HALF, "optim.muon_lr": HALF, "optim.weight_decay": HALF,
+    "optim.warmup_steps": {"auto"},
     "optim.grad_clip": HALVES | NULL,
     "strategy.offload_optimizer": {"true"}, "strategy.offload_parameters": {"true"},
     "trainer.accelerator": {"auto"}, "trainer.devices": {"auto"}, "trainer.num_nodes": {"auto"},
@@ -50,7 +51,7 @@ def accepted() -> dict[str, set[str]]:
                 settings = composed.copy()
                 try:
                     composing._set(settings, key, value, (), command)
-                    check_kinds(OmegaConf.to_container(settings, resolve=True), whole.choices)
+                    check_kinds(command, OmegaConf.to_container(settings, resolve=True), whole.choices)
                     check(settings)
                 except ValueError as error:
                     sentence = str(error)
