@@ -92,7 +92,10 @@ def _check_data(settings: DictConfig) -> None:
             "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
         )
     from llmtrain.data.examples import MIN_LENGTH
+    from llmtrain.data.tasks import TASKS
 
+    if settings.data.kind not in TASKS:
+        raise ValueError(f"data.kind={settings.data.kind} is no task to fine-tune on: use {', '.join(TASKS)}.")
     if settings.data.max_length < MIN_LENGTH:
         raise ValueError(f"data.max_length={settings.data.max_length} must be at least {MIN_LENGTH}.")
 

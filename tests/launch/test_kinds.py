@@ -124,14 +124,14 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
 ]  # fmt: skip
 # Where the path itself says enough.
 PATHS = {f"data.{name}" for name in ("path", "paths", "data_files", "test_paths", "validation_paths")}
-PATHS |= {"paths.data_dir", "model", "run", "init", "resume"}
+PATHS |= {"paths.data_dir", "model", "run", "init", "resume", "shards_dir"}
 # Where the fault is that two settings do not fit together, the other one may be named.
 TOGETHER = {
     "trainer.micro_batch_size": "trainer", "trainer.num_nodes": "processes", "trainer.devices": "processes",
     "data.train_examples": "examples", "data.test_examples": "examples", "data.max_number": "max_number",
     "data.first_year": "first_year", "data.last_year": "last_year", "data.metric": "metric",
     "model.hidden_size": "head_dim", "model.num_attention_heads": "heads", "model.num_key_value_heads": "heads",
-    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "data.kind": "task",
+    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "data.kind": "data.",
 }  # fmt: skip
 
 
