@@ -233,11 +233,11 @@ def target_from(settings: DictConfig) -> Target:
 
 def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
     """The model's shape, and the windows of an epoch if the corpus is prepared."""
-    from llmtrain.checkpoint import read_config, resolve_model
+    from llmtrain.checkpoint import read_config
     from llmtrain.tokenizer import Tokenizer
 
     if settings.init is not None:
-        folder = resolve_model(settings.init)
+        folder = starting.init_folder(settings)
         found = _prepared(settings, Tokenizer.load(folder))
         return read_config(folder), found and found[1]
     found = _prepared(settings, None)
@@ -255,10 +255,13 @@ def _prepared(settings: DictConfig, tokenizer: Any) -> tuple[int, int] | None:
     if settings.data.kind == "huggingface":
         return None
     values: dict[str, Any] = OmegaConf.to_container(settings.tokenizer, resolve=True)  # type: ignore[assignment]
-    found = find_prepared(corpus_from(settings), data_dir=settings.paths.data_dir, tokenizer=tokenizer, **values)
+    length = settings.data.sequence_length
+    found = find_prepared(
+        corpus_from(settings), data_dir=settings.paths.data_dir, tokenizer=tokenizer, sequence_length=length, **values
+    )
     if found is None:
         return None
-    rows = sum(shards.num_tokens // settings.data.sequence_length for shards, _ in found[1].train)
+    rows = sum(shards.num_tokens // length for shards, _ in found[1].train)
     return found[0].vocab_size, rows
 
 

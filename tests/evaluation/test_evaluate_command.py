@@ -120,7 +120,7 @@ def test_settings_of_a_task_that_is_not_scored_give_a_warning(folder, caplog):
         (["batch_size=0"], "batch_size must be at least 1"),
         (["tasks.names=[chess]"], "there is no task 'chess'"),
         (["tasks.metric=best"], "there is no metric 'best'"),
-        (["tasks.examples=0"], "tasks.examples must be at least 1"),
+        (["tasks.examples=0"], "tasks.examples=0 must be a whole number of at least 1"),
         (["tasks.settings.zh_number.size=3"], "task zh_number has no setting size"),
     ],
 )

@@ -214,6 +214,33 @@ def test_the_sentence(command, override, sentence):
     assert str(error.value).startswith(sentence)
 
 
+def test_more_completions_than_anybody_waits_for_are_refused(tmp_path):
+    (tmp_path / "prompts.txt").write_text("a\n" * 1001)
+    settings = compose("generate", ["prompt_file=prompts.txt", "num_samples=100", "model=nowhere"]).settings
+    with pytest.raises(ValueError, match=r"num_samples=100 of 1,001 prompts are more than 100,000 completions; lower"):
+        generate.run(settings, tmp_path)
+
+
+def test_a_text_without_one_window_is_refused_by_prepare_as_by_pretrain():
+    with pytest.raises(ValueError, match=r"data\.sequence_length=4000 needs a training text of at least 4001 tokens"):
+        prepare.run(
+            compose("prepare", ["data=files", "data.paths=[text.txt]", "data.sequence_length=4000"]).settings, None
+        )
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "."])
+def test_a_wrong_init_is_called_init(folder):
+    settings = compose("plan", [f"init={folder}", "plan.device=h100"]).settings
+    with pytest.raises(ValueError, match="init=") as error:
+        planning(settings)
+    assert "model=" not in str(error.value)
+
+
+def test_tokenize_without_ids_is_refused():
+    with pytest.raises(ValueError, match="there are no ids: give whole numbers"):
+        tokenize.run(compose("tokenize", ["ids=[]"]).settings, None)
+
+
 def test_a_command_of_another_one_s_section_takes_no_mapping():
     with pytest.raises(KindError, match=r"model=\{a: 1\} must be text"):
         check_kinds("generate", {"model": {"a": 1}}, ["sampling"])

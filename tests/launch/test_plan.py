@@ -143,9 +143,9 @@ def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_
     ("override", "sentence"),
     [
         ("plan.device=h900", "plan.device=h900 is unknown; use auto (this machine) or one of b200, h200"),
-        ("plan.mfu=1.5", "plan.mfu=1.5 must be above 0 and at most 1"),
-        ("plan.memory_gb=0", "plan.memory_gb=0 must be above 0, or null"),
-        ("plan.price_per_hour=-1", "plan.price_per_hour=-1 must be above 0, or null"),
+        ("plan.mfu=1.5", "plan.mfu=1.5 must be a number above 0 and at most 1"),
+        ("plan.memory_gb=0", "plan.memory_gb=0 must be a number above 0 and at most 1,000,000, or null"),
+        ("plan.price_per_hour=-1", "plan.price_per_hour=-1 must be a number above 0"),
         ("plan.probe=true", "plan.probe=true measures this machine, not plan.device=h100; leave one out"),
         ("trainer.batch_tokens=100", "trainer.batch_tokens=100 is not a multiple"),
         ("trainer.micro_batch_size=5", "trainer.micro_batch_size=5 does not divide"),
