@@ -215,7 +215,7 @@ _SECTIONS: dict[str, dict[str, Kind]] = {
         "offload_parameters": SWITCH,
     },
     "logger": {"kind": one_of("csv", "wandb"), "project": LABEL, "mode": one_of("auto", "online", "offline")},
-    "callbacks": {"prompts": list_of(TEXT).or_word("auto"), "max_new_tokens": COUNT},
+    "callbacks": {"prompts": list_of(ANY_TEXT).or_word("auto"), "max_new_tokens": COUNT},
     "sampling": _SAMPLING,
     "adapter": {
         "kind": one_of("lora", "none"),

@@ -192,7 +192,7 @@ class Tokenizer:
         return ValueError(f"id {token_id} is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}")
 
     def _check_encodes(self) -> None:
-        """Refuses a vocabulary that cannot take any text: one without words, or whose word for the unknown is missing."""
+        """Refuses a vocabulary that cannot take every text: without words, or without its word for the unknown."""
         if self._tokenizer.get_vocab_size(with_added_tokens=False) == 0:
             raise ValueError("the tokenizer has an empty vocabulary: train it, or give another tokenizer.json")
         try:
