@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from llmtrain.launch import (
     evaluate,
     finetune,
     generate,
+    inference,
     plan,
     prepare,
     show_batch,
@@ -249,3 +251,10 @@ def test_a_command_of_another_one_s_section_takes_no_mapping():
 
 def test_the_largest_vocabulary_is_the_trainer_s():
     assert LARGEST_VOCABULARY == train.MAX_VOCAB_SIZE
+
+
+@pytest.mark.parametrize("stated", ["4", ["4"], {"a": 1}, True])
+def test_end_tokens_of_another_kind_are_refused(stated):
+    loaded = SimpleNamespace(generation={"eos_token_id": stated}, folder="m", adapter_folder=None)
+    with pytest.raises(ValueError, match=r"m/generation_config\.json: eos_token_id=.* must be a token id or a list"):
+        inference._eos_ids(loaded)
