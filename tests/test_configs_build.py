@@ -52,11 +52,12 @@ def test_a_model(option):
 @pytest.mark.parametrize("option", options("optim"))
 def test_an_optimiser(option, root, tiny_model):
     from llmtrain.launch import fitting
-    from llmtrain.training.optim import build_optimizer, schedule
+    from llmtrain.training.optim import build_optimizer, resolve_warmup, schedule
 
     values = section(root, "optim", option)
     timing = {key: values.pop(key) for key in fitting._SCHEDULE if key != "lr"}
     timing.pop("grad_clip")
+    timing["warmup_steps"] = resolve_warmup(timing["warmup_steps"], 1000)
     assert build_optimizer(tiny_model, **values).param_groups
     assert schedule(timing.pop("schedule"), step=0, total_steps=1000, **timing) >= 0
 

@@ -204,6 +204,8 @@ def _files(
     def source(chosen: Sequence[str], called: str) -> FileSource:
         return FileSource(chosen, data_dir=data_dir, name=called, text_field=text_field, encoding=encoding)
 
+    if name in ("", ".", "..") or set(name) & set("/\\"):
+        raise ValueError(f"data.name={name} cannot name a folder: give a word without slashes")
     paths = [paths] if isinstance(paths, str) else list(paths)
     validation_paths = [validation_paths] if isinstance(validation_paths, str) else validation_paths
     if weights and len(weights) != len(paths):

@@ -48,8 +48,9 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
     for given in paths:
         matches = expand(given)
         if not matches:
-            raise ValueError(f"there is nothing at {given}: correct the path")
+            raise ValueError(f"there is nothing at {given}: correct the path{_how_to_quote(str(given))}")
         for path in matches:
+            _check_regular(path)
             if path.is_dir():
                 found.update(dict.fromkeys(_readable_below(path, suffixes)))
             elif suffix_of(path) in suffixes:
@@ -59,6 +60,25 @@ def find_files(paths: Sequence[str | Path], suffixes: Sequence[str]) -> list[Pat
     if not found:
         raise ValueError(f"no file of the kinds {kinds} in {', '.join(map(str, paths))}")
     return list(found)
+
+
+def _how_to_quote(given: str) -> str:
+    """For a path with brackets or quotation marks, which settings take for a list: how it is written."""
+    if not set(given) & set("[]\"'"):
+        return ""
+    return (
+        " (one that holds brackets, quotation marks or commas is put in quotation marks inside the list, with a "
+        'backslash before a quotation mark of its own: data.paths=["a[1].txt", "b\\"c.txt"]; the shell takes the whole '
+        "in single quotation marks)"
+    )
+
+
+def _check_regular(path: Path) -> None:
+    """Refuses what is neither file nor folder: text is read several times, which a pipe is not made for."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise ValueError(
+            f"{path} is a pipe or a device, and text is read more than once: write it to a file first and give that"
+        )
 
 
 def expand(given: str | Path) -> list[Path]:
@@ -176,7 +196,7 @@ def _decoder(encoding: str) -> codecs.IncrementalDecoder:
     try:
         " ".encode(encoding)  # refuses hex, rot13 and the like, which are codecs too, but not of text
         return codecs.getincrementaldecoder(encoding)()
-    except (LookupError, UnicodeError) as error:
+    except (LookupError, ValueError, TypeError) as error:  # a TypeError if the codec cannot decode bit by bit
         raise ValueError(f"data.encoding={encoding} is unknown: use a name that Python knows, such as utf-8") from error
 
 

@@ -104,7 +104,12 @@ def corpus_tokenizer(
 
 
 def find_prepared(
-    corpus: Corpus, *, data_dir: str | Path, tokenizer: Tokenizer | None = None, **settings: Any
+    corpus: Corpus,
+    *,
+    data_dir: str | Path,
+    tokenizer: Tokenizer | None = None,
+    sequence_length: int | None = None,
+    **settings: Any,
 ) -> tuple[Tokenizer, PreparedCorpus] | None:
     """The tokenizer and the shards of a corpus, if both are there already; nothing is fetched or learned.
 
@@ -112,6 +117,10 @@ def find_prepared(
         corpus: from `open_corpus`.
         data_dir: as for `prepare`.
         tokenizer: the tokenizer; without one it is that of `settings`, which are `corpus_tokenizer`'s.
+        sequence_length: of the windows to be cut; every source must fill one.
+
+    Raises:
+        ValueError: the prepared corpus is too short.
     """
     if not (Path(data_dir) / "shards").is_dir():
         return None
@@ -121,7 +130,7 @@ def find_prepared(
         except LookupError:
             return None
     folder = _place(corpus, tokenizer, data_dir)[0]
-    return (tokenizer, _open(folder, corpus, None, cached=True)) if (folder / MANIFEST).is_file() else None
+    return (tokenizer, _open(folder, corpus, sequence_length, cached=True)) if (folder / MANIFEST).is_file() else None
 
 
 def prepare(

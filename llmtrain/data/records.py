@@ -5,6 +5,8 @@ ids, templates, masks, and how answers are scored.
 """
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -13,6 +15,8 @@ from typing import Any
 
 from llmtrain.data.files import find_files
 from llmtrain.data.json_values import SUFFIXES, Place, read_json
+
+logger = logging.getLogger(__name__)
 
 Messages = list[dict[str, str]]
 
@@ -206,36 +210,64 @@ def _where(place: Place) -> str:
 def hold_out(
     conversations: Sequence[Conversation], count: int, *, seed: int = 0
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """Set about `count` conversations aside for testing.
+    """Set at least `count` conversations aside for testing, those with equal prompts together.
 
-    Which ones depends on the seed and on each conversation's own text: adding records to the file moves few
-    others, and equal conversations always land on the same side.
+    Which ones depends on the seed and on each conversation's own prompt: adding records to the file moves few others.
+    Prompts are taken whole until `count` is reached, so the last may go beyond it; one that would leave less to train
+    on than to test on (or than `count` leaves) is passed over.
 
     Returns:
         (train, test), both in the order of the input.
 
     Raises:
-        ValueError: There are fewer than two different conversations, or `count` is below 1 or leaves nothing to
-            train on.
+        ValueError: There are fewer than two different prompts, or `count` is below 1 or leaves nothing to train on.
     """
-    keys = [_digest(conversation, seed) for conversation in conversations]
-    different = sorted(set(keys))
-    if len(different) < 2:
+    rows = Counter(_digest(conversation, seed) for conversation in conversations)
+    if len(rows) < 2:
         raise ValueError(
-            f"fine-tuning needs at least 2 different usable examples, one to train on and one to test on, and there "
-            f"{'is 1' if different else 'are 0'}: add examples, or give data.test_paths"
+            f"fine-tuning needs at least 2 different prompts in usable examples, one to train on and one to test on, "
+            f"and there {'is 1' if rows else 'are 0'}: add examples, or give data.test_paths"
         )
-    if not 1 <= count < len(different):
+    total = len(conversations)
+    if not 1 <= count < total:
         raise ValueError(
-            f"cannot hold out {count} of {len(different)} different examples: set data.test_examples between 1 and "
-            f"{len(different) - 1}, or add examples"
+            f"cannot hold out {count} of {total} examples: set data.test_examples between 1 and {total - 1}, or add "
+            "examples"
         )
-    chosen = set(different[:count])
-    train = [item for item, key in zip(conversations, keys, strict=True) if key not in chosen]
-    test = [item for item, key in zip(conversations, keys, strict=True) if key in chosen]
+    chosen, held = set(), 0
+    for key in sorted(rows):
+        if held < count and held + rows[key] <= max(count, total // 2):
+            chosen.add(key)
+            held += rows[key]
+    train = [each for each in conversations if _digest(each, seed) not in chosen]
+    test = [each for each in conversations if _digest(each, seed) in chosen]
+    logger.info("%d of %d examples are held out: %d of %d different prompts", held, total, len(chosen), len(rows))
     return train, test
 
 
+def without_tested(train: Sequence[Conversation], test: Sequence[Conversation]) -> list[Conversation]:
+    """The conversations to train on whose prompts are not tested.
+
+    Raises:
+        ValueError: None is left.
+    """
+    tested = {_digest(conversation, 0) for conversation in test}
+    kept = [conversation for conversation in train if _digest(conversation, 0) not in tested]
+    if not kept:
+        raise ValueError(
+            f"all {len(train)} examples of data.paths have prompts that data.test_paths tests, and none is left to "
+            "train on: give test files of their own, or leave data.test_paths out to hold out a part"
+        )
+    if len(kept) < len(train):
+        logger.warning(
+            "%d of %d examples are not trained on: data.test_paths tests their prompts",
+            len(train) - len(kept),
+            len(train),
+        )
+    return kept
+
+
 def _digest(conversation: Conversation, seed: int) -> bytes:
-    text = json.dumps([seed, conversation.messages], ensure_ascii=False, sort_keys=True)
+    """Names the prompt, all before the last answer."""
+    text = json.dumps([seed, conversation.messages[:-1]], ensure_ascii=False, sort_keys=True)
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -56,6 +56,7 @@ def score_task(
     metric: str = "exact_match",
     sampling: SamplingParams | None = None,
     chance: float | None = None,
+    warns: bool = True,
 ) -> TaskResult:
     """Ask every item and score the answers.
 
@@ -66,6 +67,7 @@ def score_task(
         metric: A key of `llmtrain.evaluation.METRICS`.
         sampling: How to answer; None is greedy, with room for the longest reference and a little more.
         chance: The score of guessing; None takes the best score that one and the same answer to everything gets here.
+        warns: Say how many items could not be answered; not needed again for a second model on the same items.
 
     Raises:
         ValueError: No items, an unknown metric, or an item that is no example.
@@ -92,7 +94,7 @@ def score_task(
             }
         )
     errors = [result["error"] for result in results if result["error"]]
-    if errors:
+    if errors and warns:
         logger.warning("%d of %d items could not be answered and score 0: %s", len(errors), len(items), errors[0])
     return {
         "metric": metric,

@@ -359,4 +359,5 @@ def fit_settings(settings: DictConfig) -> dict[str, Any]:
 
     # The rest says where a run is saved and how it is resumed, or how many processes it has: here it is one, unsaved.
     left_out = {"seed", "devices", "num_nodes", "val_every", "checkpoint_every", "keep_last", "wandb", "resume"}
-    return {key: value for key, value in fit_arguments(settings).items() if key not in left_out}
+    options = fit_arguments(settings, steps=settings.trainer.max_steps or 10**6)
+    return {key: value for key, value in options.items() if key not in left_out}

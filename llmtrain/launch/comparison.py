@@ -41,10 +41,10 @@ def compare(
     from llmtrain.training.hardware import resolve_accelerator
 
     torch_device = "cuda" if resolve_accelerator(device) == "gpu" else "cpu"
-    results = {}
+    results: dict[str, TaskResult] = {}
     for name, folder in folders.items():
         engine = make_engine(load_model_folder(folder, device=torch_device), max_rows=max_rows)
-        results[name] = score_task(engine, list(task.test), metric=task.metric, chance=task.chance)
+        results[name] = score_task(engine, list(task.test), metric=task.metric, chance=task.chance, warns=not results)
     base, finetuned = results["base"], results["finetuned"]
     scores = {"base": base["score"], "finetuned": finetuned["score"], "chance": task.chance, **task.baselines}
     logger.info(_table(task, scores))

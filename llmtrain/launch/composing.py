@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch import catalogue
+from llmtrain.launch.keys import KindError, check_kinds
 from llmtrain.launch.reading import SweepError, read_value
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _split(argument: str) -> tuple[str, str]:
 
 
 def _check_option(group: catalogue.Group, option: str) -> None:
-    if option in group.options or option == "null":
+    if option in group.options or (option == "null" and group.default is None):
         return
     raise SettingsError(
         f"{group.name}={option}: there is no such option{_guess(option, group.options, cutoff=0.6)}; "
@@ -151,7 +152,9 @@ def _set(settings: DictConfig, key: str, text: str, groups: Iterable[str], root:
         _check_section(key, value, former, known, groups, root)
     else:
         value = _fit(key, text, value, former)
-    OmegaConf.update(settings, key, value, merge=True, force_add=_is_free(key, known))
+    both = isinstance(former, DictConfig) and isinstance(value, dict)
+    free = _is_free(key, known) or (isinstance(former, DictConfig) and not len(former))
+    OmegaConf.update(settings, key, value, merge=both, force_add=free)
 
 
 def known_keys(settings: DictConfig) -> dict[str, Any]:
@@ -231,14 +234,23 @@ def _check_complete(composed: Composed, configs: Path, root: str) -> None:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        OmegaConf.to_container(composed.settings, resolve=True)
+        values: Any = OmegaConf.to_container(composed.settings, resolve=True)
         missing = sorted(OmegaConf.missing_keys(composed.settings))
     except OmegaConfBaseException as error:
         raise SettingsError(f"a setting refers to another that is not there: {str(error).splitlines()[0]}") from error
     if missing:
-        comment = catalogue.read_settings(configs, root, composed.choices).get(missing[0])
-        about = f" ({comment.comment})" if comment and comment.comment else ""
+        about = _about(missing[0], composed, configs, root)
         raise SettingsError(f"{missing[0]} has no default and must be given: {missing[0]}=…{about}")
+    try:
+        check_kinds(root, values, composed.choices)
+    except KindError as error:
+        raise SettingsError(f"{error}{_about(error.key, composed, configs, root)}") from error
+
+
+def _about(key: str, composed: Composed, configs: Path, root: str) -> str:
+    """What a key means, in brackets, from its comment in the YAML."""
+    setting = catalogue.read_settings(configs, root, composed.choices).get(key)
+    return f" ({setting.comment})" if setting and setting.comment else ""
 
 
 def _guess(word: str, words: Iterable[str], cutoff: float = 0.7) -> str:

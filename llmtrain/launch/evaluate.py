@@ -63,11 +63,6 @@ def _check(settings: DictConfig) -> None:
     """Everything that can be checked without the model: raises `ValueError` in the first second."""
     from llmtrain.data.tasks import TASKS
 
-    for name in ("batch_size", "max_rows"):
-        if settings[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {settings[name]}")
-    if settings.tasks.examples is not None and settings.tasks.examples < 1:
-        raise ValueError(f"tasks.examples must be at least 1, got {settings.tasks.examples}")
     names = settings.tasks.names
     unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in (*TASKS, "auto")]
     if unknown:
@@ -77,8 +72,6 @@ def _check(settings: DictConfig) -> None:
             raise ValueError("both shards_dir and data say what to measure on: give one of them")
         if not Path(settings.shards_dir).is_dir():
             raise ValueError(f"no token shards at {settings.shards_dir}: run `llmtrain prepare` to make them")
-    if settings.sequence_length is not None and settings.sequence_length < 1:
-        raise ValueError(f"sequence_length must be at least 1, got {settings.sequence_length}")
     if settings.tasks.metric is not None:
         from llmtrain.evaluation.metrics import find_metric
 

@@ -89,7 +89,10 @@ def _check_data(settings: DictConfig) -> None:
             "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
         )
     from llmtrain.data.examples import MIN_LENGTH
+    from llmtrain.data.tasks import TASKS
 
+    if settings.data.kind not in TASKS:
+        raise ValueError(f"data.kind={settings.data.kind} is no task to fine-tune on: use {', '.join(TASKS)}.")
     if settings.data.max_length < MIN_LENGTH:
         raise ValueError(f"data.max_length={settings.data.max_length} must be at least {MIN_LENGTH}.")
 
@@ -279,7 +282,7 @@ def _fit(
         fixed=_fixed(tuning, batch, train) | {"trainer.packing_length": settings.trainer.packing_length},
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
-        **fit_arguments(settings),
+        **fit_arguments(settings, length.steps),
     )
 
 

@@ -25,14 +25,6 @@ _SCHEDULE = ("lr", "schedule", "warmup_steps", "min_lr_ratio", "decay_fraction",
 _TRAINER = ("accelerator", "devices", "num_nodes", "precision", "gradient_checkpointing", "log_every", "val_every")
 _WAITING = ("timeout",)
 _SAVING = ("checkpoint_every", "keep_last", "max_skipped_steps", "spike_alarm")
-_INTERVALS = ("log_every", "val_every", "sample_every", "checkpoint_every", "keep_last", "max_skipped_steps")
-# Whole numbers with the least that they may be; the nullable ones leave a limit out or take a default.
-_COUNTS = {"max_steps": 1, "max_tokens": 1, "micro_batch_size": 1, "batch_tokens": 1, "batch_examples": 1}
-_COUNTS |= {"packing_length": 1, "val_examples": 0}
-_NULLABLE = {"max_steps", "max_tokens", "micro_batch_size", "packing_length", "val_examples"}
-_SWITCHES = ("compile", "gradient_checkpointing")
-_OFFLOADING = ("offload_optimizer", "offload_parameters")
-_LONGEST_TIMEOUT = 10**9  # seconds, 31 years; torch counts milliseconds in 64 bits and dates end before those do
 _NOT_IN_PROJECTS = "/\\#?,%:"
 _ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
 
@@ -56,16 +48,7 @@ def check_anywhere(settings: DictConfig) -> None:
     Raises:
         ValueError: A setting that cannot work anywhere.
     """
-    from llmtrain.training.geometry import check_intervals
-    from llmtrain.training.ranges import shown
-
-    optim, trainer, resume = settings.optim, settings.trainer, settings.get("resume")
-    if not isinstance(settings.seed, int) or not 0 <= settings.seed < 2**63:
-        raise ValueError(f"seed={shown(settings.seed)} must be a whole number from 0 to 2^63 - 1.")
-    check_intervals(**{key: trainer[key] for key in _INTERVALS if key in trainer})
-    _check_trainer(trainer)
-    _check_switches("trainer", trainer, _SWITCHES)
-    _check_switches("strategy", settings.strategy, _OFFLOADING)
+    optim, resume = settings.optim, settings.get("resume")
     _check_logger(settings.logger)
     if resume not in (None, "auto") and not Path(resume).expanduser().exists():
         raise ValueError(f"resume={resume} does not exist; give a run folder, a checkpoint, or auto.")
@@ -103,59 +86,23 @@ def check_machine(settings: DictConfig) -> Machine:
     return machine
 
 
-def _check_trainer(trainer: DictConfig) -> None:
-    """The trainer's numbers that are no intervals, as far as they need no data."""
-    from llmtrain.training.ranges import check_whole, is_number, shown
-
-    if not is_number(trainer.timeout) or not 0 < trainer.timeout <= _LONGEST_TIMEOUT:
-        raise ValueError(
-            f"trainer.timeout={shown(trainer.timeout)} must be seconds above 0 and at most {_LONGEST_TIMEOUT:,}."
-        )
-    share = trainer.spike_alarm
-    if share is not None and (not is_number(share) or not share > 0):
-        raise ValueError(f"trainer.spike_alarm={share} must be above 0, or null for no alarm.")
-    for key, least in _COUNTS.items():
-        value, nullable = trainer.get(key, least), key in _NULLABLE
-        if value is not None or not nullable:
-            check_whole(f"trainer.{key}", value, least=least, otherwise=", or null" if nullable else "")
-    for key in ("devices", "num_nodes"):
-        if trainer[key] != "auto":
-            check_whole(f"trainer.{key}", trainer[key], least=1, otherwise=", or auto")
-    epochs = trainer.max_epochs
-    if epochs is not None and (not is_number(epochs) or not epochs > 0):
-        raise ValueError(f"trainer.max_epochs={epochs} must be above 0, or null.")
-
-
-def _check_switches(section: str, values: DictConfig, keys: tuple[str, ...]) -> None:
-    from llmtrain.training.ranges import shown
-
-    for key in keys:
-        if key in values and not isinstance(values[key], bool):
-            raise ValueError(f"{section}.{key}={shown(values[key])} must be true or false.")
-
-
 def _check_logger(logging_to: DictConfig) -> None:
-    from llmtrain.training.ranges import shown
-
-    if logging_to.kind not in ("csv", "wandb"):
-        raise ValueError(f"logger.kind={shown(logging_to.kind)} must be csv or wandb.")
-    if logging_to.kind == "csv":
-        return
-    if logging_to.mode not in ("auto", "online", "offline"):
-        raise ValueError(f"logger.mode={shown(logging_to.mode)} must be auto, online or offline.")
-    project = logging_to.project
-    if project is None or not 0 < len(str(project)) <= 128 or set(str(project)) & set(_NOT_IN_PROJECTS):
+    project = logging_to.get("project")
+    if project is not None and (len(str(project)) > 128 or set(str(project)) & set(_NOT_IN_PROJECTS)):
         raise ValueError(
-            f"logger.project={shown(project)} must be a name of at most 128 characters without any of "
+            f"logger.project={project} must be a name of at most 128 characters without any of "
             f"{' '.join(_NOT_IN_PROJECTS)}, which the server does not take."
         )
 
 
-def fit_arguments(settings: DictConfig) -> dict[str, Any]:
-    """The arguments of `fit` that do not depend on the command."""
+def fit_arguments(settings: DictConfig, steps: int) -> dict[str, Any]:
+    """The arguments of `fit` that do not depend on the command, for a run of so many steps."""
+    from llmtrain.training.optim import resolve_warmup
+
     optim, trainer, strategy = settings.optim, settings.trainer, settings.strategy
     return {
         **{key: optim[key] for key in _SCHEDULE},
+        "warmup_steps": resolve_warmup(optim.warmup_steps, steps),
         **{key: trainer[key] for key in (*_TRAINER, *_WAITING, *_SAVING)},
         "seed": settings.seed,
         "optimizer": optim.name,
@@ -184,7 +131,7 @@ def checked_length(
         ValueError: Nothing says when to stop, or the schedule does not fit into the steps.
     """
     from llmtrain.training.geometry import run_length
-    from llmtrain.training.optim import schedule
+    from llmtrain.training.optim import resolve_warmup, schedule
 
     trainer, optim = settings.trainer, settings.optim
     length = run_length(
@@ -199,7 +146,7 @@ def checked_length(
         optim.schedule,
         step=0,
         total_steps=length.steps,
-        warmup_steps=optim.warmup_steps,
+        warmup_steps=resolve_warmup(optim.warmup_steps, length.steps),
         min_lr_ratio=optim.min_lr_ratio,
         decay_fraction=optim.decay_fraction,
     )

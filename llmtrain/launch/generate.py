@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.inference import load_model, make_engine, sampling_params
+from llmtrain.launch.keys import MOST_COMPLETIONS
 from llmtrain.launch.reading import check_text
 from llmtrain.launch.terminal import visible
 
@@ -50,19 +51,17 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         ValueError: A setting is wrong, or no prompt can be continued.
     """
     sampling = sampling_params(settings.sampling)
-    if settings.num_samples < 1:
-        raise ValueError(f"num_samples must be at least 1, got {settings.num_samples}")
-    if settings.candidates < 1:
-        raise ValueError(f"candidates must be at least 1, got {settings.candidates}")
-    for name in ("max_rows", "max_length"):
-        if settings[name] is not None and settings[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {settings[name]}")
     if settings.num_samples > 1 and sampling.greedy:
         logger.warning(
             "sampling.temperature=0 always takes the likeliest token: the %d samples of a prompt will be equal",
             settings.num_samples,
         )
     prompts = read_prompts(settings.prompt, settings.prompt_file)
+    if len(prompts) * settings.num_samples > MOST_COMPLETIONS:
+        raise ValueError(
+            f"num_samples={settings.num_samples} of {len(prompts):,} prompts are more than {MOST_COMPLETIONS:,} "
+            "completions; lower num_samples or divide prompt_file"
+        )
     loaded = load_model(settings)
     rows = min(settings.max_rows, len(prompts) * settings.num_samples)
     engine = make_engine(loaded, max_rows=rows, max_length=settings.max_length)

@@ -137,11 +137,6 @@ def _check(settings: DictConfig) -> None:
     plan = settings.plan
     if plan.device != "auto" and plan.device not in GPUS:
         raise ValueError(f"plan.device={plan.device} is unknown; use auto (this machine) or one of {', '.join(GPUS)}.")
-    if not 0 < plan.mfu <= 1:
-        raise ValueError(f"plan.mfu={plan.mfu} must be above 0 and at most 1: it is a share of the device's peak.")
-    for name in ("memory_gb", "price_per_hour"):
-        if plan[name] is not None and not plan[name] > 0:
-            raise ValueError(f"plan.{name}={plan[name]} must be above 0, or null.")
     if plan.probe and plan.device != "auto":
         raise ValueError(f"plan.probe=true measures this machine, not plan.device={plan.device}; leave one out.")
 
@@ -218,8 +213,6 @@ def target_from(settings: DictConfig) -> Target:
 
     plan, trainer = settings.plan, settings.trainer
     num_nodes = 1 if trainer.num_nodes == "auto" else trainer.num_nodes
-    if num_nodes < 1:
-        raise ValueError(f"trainer.num_nodes={num_nodes} must be at least 1, or auto.")
     if plan.device == "auto":
         accelerator = hardware.resolve_accelerator(trainer.accelerator)
         precision = hardware.resolve_precision(trainer.precision, accelerator)
@@ -240,11 +233,11 @@ def target_from(settings: DictConfig) -> Target:
 
 def _shape_and_corpus(settings: DictConfig) -> tuple[ModelConfig, int | None]:
     """The model's shape, and the windows of an epoch if the corpus is prepared."""
-    from llmtrain.checkpoint import read_config, resolve_model
+    from llmtrain.checkpoint import read_config
     from llmtrain.tokenizer import Tokenizer
 
     if settings.init is not None:
-        folder = resolve_model(settings.init)
+        folder = starting.init_folder(settings)
         found = _prepared(settings, Tokenizer.load(folder))
         return read_config(folder), found and found[1]
     found = _prepared(settings, None)
@@ -262,10 +255,13 @@ def _prepared(settings: DictConfig, tokenizer: Any) -> tuple[int, int] | None:
     if settings.data.kind == "huggingface":
         return None
     values: dict[str, Any] = OmegaConf.to_container(settings.tokenizer, resolve=True)  # type: ignore[assignment]
-    found = find_prepared(corpus_from(settings), data_dir=settings.paths.data_dir, tokenizer=tokenizer, **values)
+    length = settings.data.sequence_length
+    found = find_prepared(
+        corpus_from(settings), data_dir=settings.paths.data_dir, tokenizer=tokenizer, sequence_length=length, **values
+    )
     if found is None:
         return None
-    rows = sum(shards.num_tokens // settings.data.sequence_length for shards, _ in found[1].train)
+    rows = sum(shards.num_tokens // length for shards, _ in found[1].train)
     return found[0].vocab_size, rows
 
 

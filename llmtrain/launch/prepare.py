@@ -47,9 +47,9 @@ def prepare_from(settings: DictConfig) -> tuple[Tokenizer, Path, PreparedCorpus]
     """
     from llmtrain.data.prepare import prepare
 
-    corpus = corpus_from(settings)
-    tokenizer, folder = tokenizer_from(settings, corpus)
-    prepared = prepare(corpus, tokenizer, data_dir=settings.paths.data_dir)
+    corpus, length = corpus_from(settings), settings.data.get("sequence_length")
+    tokenizer, folder = tokenizer_from(settings, corpus, sequence_length=length)
+    prepared = prepare(corpus, tokenizer, data_dir=settings.paths.data_dir, sequence_length=length)
     report(prepared)
     return tokenizer, folder, prepared
 

@@ -84,9 +84,13 @@ def _announce(settings: DictConfig, start: Start, batch: BatchGeometry, length: 
     """The short form of the plan, and a warning if the memory will not do."""
     from llmtrain.launch.plan import plan_of
     from llmtrain.launch.plan_text import short_form, shortage
+    from llmtrain.training.optim import AUTO_WARMUP, resolve_warmup
 
     plan = plan_of(settings, start.model.config, batch, length, epoch_rows=_epoch_rows(settings, start.prepared))
     logger.info("%s", "\n".join(short_form(plan)))
+    warmup = resolve_warmup(settings.optim.warmup_steps, length.steps)
+    if settings.optim.warmup_steps == "auto" and warmup < AUTO_WARMUP:
+        logger.info("the learning rate rises in the first %d of %d steps: a tenth of a short run", warmup, length.steps)
     if (warning := shortage(plan)) is not None:
         logger.warning("%s", warning)
 
@@ -132,7 +136,7 @@ def _fit(
         flops_per_position=flops_per_token(start.model.config, settings.data.sequence_length),
         info=_info(settings, start),
         fixed=_fixed(settings, start, batch),
-        **fit_arguments(settings),
+        **fit_arguments(settings, length.steps),
     )
 
 

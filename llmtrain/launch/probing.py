@@ -82,7 +82,7 @@ def _fit_options(settings: DictConfig, plan: Plan) -> dict[str, Any]:
         settings.resume = None
         settings.logger = {"kind": "csv"}
     left_out = {"devices", "num_nodes", "log_every", "val_every", "checkpoint_every", "keep_last", "wandb", "resume"}
-    values = {key: value for key, value in fit_arguments(settings).items() if key not in left_out}
+    values = {key: value for key, value in fit_arguments(settings, STEPS).items() if key not in left_out}
     values["warmup_steps"] = min(values["warmup_steps"], 1)  # a toy takes two steps before
     values["accelerator"] = "cpu" if plan.target.on_cpu else "gpu"
     plain: dict[str, Any] = OmegaConf.to_container(OmegaConf.create(values), resolve=True)  # type: ignore[assignment]

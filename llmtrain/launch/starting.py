@@ -76,6 +76,20 @@ def check_anywhere(settings: DictConfig) -> int:
     return rows
 
 
+def init_folder(settings: DictConfig) -> Path:
+    """The model folder that `init` means.
+
+    Raises:
+        ValueError: There is none.
+    """
+    from llmtrain.checkpoint import ModelFolderError, resolve_model
+
+    try:
+        return resolve_model(settings.init)
+    except ModelFolderError as error:  # which calls it model=, as it is called in the other commands
+        raise ValueError(str(error).replace("model=", "init=")) from error
+
+
 def check_context(sequence_length: int, context: int) -> None:
     """Refuses windows that are longer than the model can read.
 
@@ -134,7 +148,7 @@ def _from_model(settings: DictConfig, corpus: Any) -> Start:
     from llmtrain.checkpoint import load_model_folder
     from llmtrain.data.prepare import prepare
 
-    loaded = load_model_folder(settings.init, dtype=torch.float32)
+    loaded = load_model_folder(init_folder(settings), dtype=torch.float32)
     logger.info(
         "init: the shape and the tokenizer are those of %s; model.* and tokenizer.* are not used", loaded.folder
     )

@@ -59,6 +59,8 @@ def read_ids(given: Any) -> list[int]:
     wrong = next((word for word in words if not word.isascii() or not word.isdigit()), None)
     if wrong is not None:
         raise ValueError(f"{wrong!r} is not an id: give whole numbers from 0 on, such as --ids 12 345")
+    if not words:
+        raise ValueError("there are no ids: give whole numbers from 0 on, such as --ids 12 345")
     return [int(word) for word in words]
 
 

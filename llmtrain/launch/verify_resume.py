@@ -116,7 +116,7 @@ def _checkpoint_every(steps: int) -> int:
 def _small(settings: DictConfig) -> list[str]:
     """Overrides that make the user's run a small one in which everything falls due."""
     steps = settings.verify.steps
-    every = max(1, steps // 3)
+    every, warmup = max(1, steps // 3), settings.optim.warmup_steps
     small = {
         "trainer.max_steps": steps,
         "trainer.max_tokens": "null",
@@ -126,7 +126,7 @@ def _small(settings: DictConfig) -> list[str]:
         "trainer.checkpoint_every": _checkpoint_every(steps),
         "trainer.keep_last": "null",
         "trainer.sample_every": every if settings.trainer.sample_every is not None else "null",
-        "optim.warmup_steps": min(settings.optim.warmup_steps, steps // 2),
+        "optim.warmup_steps": steps // 2 if warmup == "auto" else min(warmup, steps // 2),
     }
     return [f"{key}={value}" for key, value in small.items()]
 

@@ -5,7 +5,8 @@ Knows field names and their limits. Knows nothing about files, tokenizers or tra
 
 from __future__ import annotations
 
-import math
+import json
+import sys
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -17,6 +18,22 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "llmtrain": "LlmtrainForCausalLM",
 }
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+_NUMBERS = (("rms_norm_eps", 0, 1), ("rope_theta", 1, 1e12), ("initializer_range", 0, 100))  # with their limits
+_SCALING_NUMBERS = frozenset(
+    {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+    | {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
+)
+_SWITCHES = ("attention_bias", "qk_norm", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +82,7 @@ class ModelConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        counts = (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "max_position_embeddings",
-        )
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)} must be at least 1.")
+        self._check_kinds()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -91,14 +97,30 @@ class ModelConfig:
                 f"model.num_attention_heads={self.num_attention_heads} is not a multiple of "
                 f"model.num_key_value_heads={self.num_key_value_heads}; each key/value head serves whole query heads."
             )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout={self.dropout} must lie in [0, 1).")
-        if self.position not in ("rope", "sinusoidal"):
-            raise ValueError(f"model.position={self.position!r} must be 'rope' or 'sinusoidal'.")
         if self.attention_bias and self.qk_norm:
             raise ValueError("model.attention_bias and model.qk_norm exclude each other: no public family has both.")
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", _checked_rope_scaling(self.rope_scaling))
+
+    def _check_kinds(self) -> None:
+        """Each field by itself: a config.json may hold null or "4" where a number belongs."""
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if name == "head_dim" and value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**53:
+                raise ValueError(f"model.{name}={_shown(value)} must be at least 1, a whole number below 2^53.")
+        for name, least, most in _NUMBERS:
+            value = getattr(self, name)
+            if not _is_number(value) or not least <= value <= most:
+                raise ValueError(f"model.{name}={_shown(value)} must be a number from {least:g} to {most:g}.")
+        if not _is_number(self.dropout) or not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout={_shown(self.dropout)} must lie in [0, 1).")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"model.{name}={_shown(getattr(self, name))} must be true or false.")
+        if self.position not in ("rope", "sinusoidal"):
+            raise ValueError(f"model.position={_shown(self.position)} must be 'rope' or 'sinusoidal'.")
 
     @property
     def family(self) -> str:
@@ -219,16 +241,33 @@ def _refuse_unsupported(family: str, config: dict[str, Any]) -> None:
 
 def _rope_from_hf(config: dict[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """Rotary base and scaling from the legacy keys (transformers 4) or from `rope_parameters` (5)."""
-    parameters = config.get("rope_parameters") or {}
-    theta = float(parameters.get("rope_theta", config.get("rope_theta", 10_000.0)))
+    parameters = _mapping("rope_parameters", config.get("rope_parameters") or {})
+    theta = parameters.get("rope_theta", config.get("rope_theta", 10_000.0))
+    theta = float(theta) if _is_number(theta) else theta  # what is no number is refused by the constructor
     scaling = config.get("rope_scaling") or {k: v for k, v in parameters.items() if k != "rope_theta"}
+    scaling = _mapping("rope_scaling", scaling)
     if not scaling or scaling.get("rope_type", scaling.get("type")) in (None, "default"):
         return theta, None
     return theta, dict(scaling)
 
 
+def _mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"model.{name}={_shown(value)} must be null or a mapping with rope_type, factor, …")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _shown(value: Any) -> str:
+    """A value as it stands in a config.json, or its beginning."""
+    return json.dumps(value, ensure_ascii=False, default=str)[:60]
+
+
 def _checked_rope_scaling(scaling: dict[str, Any]) -> dict[str, Any]:
-    scaling = dict(scaling)
+    scaling = dict(_mapping("rope_scaling", scaling))
     kind = scaling.pop("type", None) or scaling.get("rope_type")
     scaling["rope_type"] = kind
     needed = {
@@ -236,13 +275,18 @@ def _checked_rope_scaling(scaling: dict[str, Any]) -> dict[str, Any]:
         "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
         "yarn": ("factor",),
     }
-    if kind not in needed:
-        raise ValueError(f"rope_scaling.rope_type={kind!r} must be one of {', '.join(ROPE_SCALING_TYPES)}.")
+    if not isinstance(kind, str) or kind not in needed:
+        raise ValueError(
+            f"model.rope_scaling: rope_type={_shown(kind)} must be one of {', '.join(ROPE_SCALING_TYPES)}."
+        )
     for name in needed[kind]:
         if name not in scaling:
-            raise ValueError(f"rope_scaling of type {kind!r} needs the field {name!r}.")
-    if not math.isfinite(float(scaling["factor"])) or float(scaling["factor"]) < 1.0:
-        raise ValueError(f"rope_scaling.factor={scaling['factor']} must be at least 1.")
+            raise ValueError(f"model.rope_scaling of type {kind!r} needs the field {name!r}.")
+    for name, value in scaling.items():
+        if name in _SCALING_NUMBERS and value is not None and (not _is_number(value) or value <= 0):
+            raise ValueError(f"model.rope_scaling: {name}={_shown(value)} must be a number above 0.")
+    if scaling["factor"] is None or scaling["factor"] < 1.0:
+        raise ValueError(f"model.rope_scaling: factor={_shown(scaling['factor'])} must be at least 1.")
     return scaling
 
 

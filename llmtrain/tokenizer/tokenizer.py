@@ -89,6 +89,7 @@ class Tokenizer:
         self.eos_id: int = self.special_ids[eos]
         self.pad_id: int = self.special_ids[self.pad_token]
         self.end_id: int | None = self.special_ids.get(END)
+        self._check_encodes()
         in_front = self._put_in_front()
         self.add_bos_token: bool = in_front is not None
         self.bos_token: str | None = in_front or _first_of(self.special_ids, (bos_token,))
@@ -189,6 +190,18 @@ class Tokenizer:
 
     def _outside(self, token_id: int) -> ValueError:
         return ValueError(f"id {token_id} is outside the vocabulary: ids go from 0 to {self.vocab_size - 1}")
+
+    def _check_encodes(self) -> None:
+        """Refuses a vocabulary that cannot take every text: without words, or without its word for the unknown."""
+        if self._tokenizer.get_vocab_size(with_added_tokens=False) == 0:
+            raise ValueError("the tokenizer has an empty vocabulary: train it, or give another tokenizer.json")
+        try:
+            self._tokenizer.encode_batch_fast(["a", "\u4f60\U0001f30d \n~"], add_special_tokens=False)
+        except Exception as error:  # `tokenizers` raises a bare Exception
+            raise ValueError(
+                f"the tokenizer cannot encode every text ({error}): put its unk_token into the vocabulary, or give "
+                "another tokenizer.json"
+            ) from error
 
     def _put_in_front(self) -> str | None:
         """The token that the definition's post-processor puts in front of a text, if it does."""

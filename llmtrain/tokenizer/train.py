@@ -38,6 +38,7 @@ halve what is learned about each. The table is in docs/LOG.md.
 """
 
 MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256
+MAX_VOCAB_SIZE = 2**20  # four times the largest in use; far beyond, the trainer of `tokenizers` aborts the process
 
 _RECIPE_VERSION = 2  # counted up when the same settings come to make another tokenizer
 
@@ -54,13 +55,15 @@ def train_bpe(
         min_frequency: a pair of tokens met less often is not merged.
 
     Raises:
-        ValueError: a vocabulary below 262, a pattern that does not compile, or no text at all.
+        ValueError: a vocabulary below 262 or above 1,048,576, a pattern that does not compile, or no text at all.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise ValueError(
             f"tokenizer.vocab_size={vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes need "
             f"at least {MIN_VOCAB_SIZE}"
         )
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"tokenizer.vocab_size={vocab_size} must be at most {MAX_VOCAB_SIZE:,}")
     try:
         split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     except Exception as error:  # a bare Exception from the regex engine
@@ -141,7 +144,7 @@ def ensure_tokenizer(
         raise ValueError(f"tokenizer.kind={kind} is unknown: use bpe, byte or file")
     if vocab_size is None or documents is None:
         raise ValueError("tokenizer.kind=bpe needs tokenizer.vocab_size and a corpus to learn from")
-    if vocab_size < MIN_VOCAB_SIZE:
+    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
         train_bpe([], vocab_size=vocab_size)  # raises before the corpus is touched
     chosen = PATTERN if pattern is None else pattern
     recipe = json.dumps([documents_fingerprint, vocab_size, chosen])

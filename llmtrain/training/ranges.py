@@ -5,7 +5,7 @@ Knows kinds of values; not which setting has which limits.
 
 from __future__ import annotations
 
-import math
+import sys
 from typing import Any
 
 LARGEST = 2**53
@@ -15,7 +15,7 @@ _WORDS = {"None": "null", "True": "true", "False": "false"}
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number; `true` is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def check_whole(name: str, value: Any, *, least: int, otherwise: str = "") -> None:
@@ -33,9 +33,11 @@ def check_whole(name: str, value: Any, *, least: int, otherwise: str = "") -> No
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name}={shown(value)} must be a whole number of at least {least}{otherwise}.")
     if value >= LARGEST:
-        raise ValueError(f"{name}={value:.3g} must be below 2^53{otherwise}.")
+        raise ValueError(f"{name}={shown(value)} must be below 2^53{otherwise}.")
 
 
 def shown(value: Any) -> str:
     """A value as it is written in settings."""
+    if isinstance(value, int) and LARGEST <= abs(value) <= sys.float_info.max:
+        return f"{value:.3g}"
     return _WORDS.get(str(value), str(value))

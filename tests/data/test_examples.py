@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrain.data.examples import Conversation, Example, encode_examples, hold_out, normalise, read_examples
+from llmtrain.data.records import without_tested
 from llmtrain.data.windows import IGNORED
 from llmtrain.tokenizer import Tokenizer, byte_tokenizer, render_chat
 
@@ -301,15 +302,39 @@ def test_holding_out_keeps_equal_examples_together_and_hardly_moves_when_data_gr
     items = [conversation(f"{number % 80}", "answer") for number in range(100)]
     train, test = hold_out(items, 20, seed=1)
     texts = [{item.messages[0]["content"] for item in part} for part in (train, test)]
-    assert len(texts[1]) == 20
+    assert len(test) in (20, 21)  # prompts 0 to 19 stand there twice
     assert not texts[0] & texts[1]
     assert len(train) + len(test) == 100
     assert hold_out(items, 20, seed=1) == (train, test)
     grown = hold_out([*items, conversation("new", "answer")], 20, seed=1)[1]
     assert sum(item not in grown for item in test) <= 1
     with pytest.raises(
-        ValueError, match=r"needs at least 2 different usable examples, .* and there is 1: add examples"
+        ValueError, match=r"needs at least 2 different prompts in usable examples, .* and there is 1: add examples"
     ):
         hold_out([conversation("a", "b")] * 3, 1)
-    with pytest.raises(ValueError, match=r"cannot hold out 80 of 80 different examples: .* between 1 and 79"):
-        hold_out(items, 80)
+    with pytest.raises(ValueError, match=r"cannot hold out 100 of 100 examples: .* between 1 and 99"):
+        hold_out(items, 100)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_share_that_is_held_out_is_one_of_examples_not_of_prompts(seed: int, caplog) -> None:
+    """120 rows of 14 prompts: a tenth is 12 rows, not 12 prompts with all that have them."""
+    caplog.set_level("INFO")
+    items = [conversation(f"{number % 14}", str(number)) for number in range(120)]
+    train, test = hold_out(items, 12, seed=seed)
+    assert 12 <= len(test) < 12 + 9
+    assert not {item.messages[0]["content"] for item in train} & {item.messages[0]["content"] for item in test}
+    prompts = len({item.messages[0]["content"] for item in test})
+    assert f"{len(test)} of 120 examples are held out: {prompts} of 14 different prompts" in caplog.text
+    most = [conversation("often", str(number)) for number in range(90)] + items[:30]
+    train, test = hold_out(most, 12, seed=seed)
+    assert len(test) < 30 < len(train)
+    assert len(hold_out(items, 100, seed=seed)[1]) <= 100  # as many as are asked for, if they are
+
+
+def test_a_tested_prompt_is_not_trained_on(caplog) -> None:
+    items = [conversation(f"{number}", "answer") for number in range(10)]
+    assert without_tested(items, [conversation("3", "another"), conversation("x", "y")]) == items[:3] + items[4:]
+    assert "1 of 10 examples are not trained on: data.test_paths tests their prompts" in caplog.text
+    with pytest.raises(ValueError, match=r"all 10 examples of data\.paths have prompts that data\.test_paths tests"):
+        without_tested(items, items)

@@ -163,3 +163,23 @@ def test_a_changed_local_data_set_is_noticed(local_sets: Path) -> None:
     first = fingerprint()
     (local_sets / "a.jsonl").write_text('{"text": "other"}\n')
     assert fingerprint() != first
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl"])
+def test_a_pipe_is_refused_before_anybody_waits_for_it(tmp_path, suffix):
+    pipe = tmp_path / f"pipe{suffix}"
+    os.mkfifo(pipe)
+    with pytest.raises(ValueError, match=r"is a pipe or a device, and text is read more than once: write it to a file"):
+        find_files([pipe], [".txt", ".jsonl"])
+    with pytest.raises(ValueError, match=r"is a pipe or a device"):
+        find_files(["/dev/null"], [".txt"])
+
+
+@pytest.mark.parametrize("name", ['["x/dq"uote.txt"]', "[br[ack]et.txt]"])
+def test_a_path_that_looks_like_a_list_is_told_how_it_is_quoted(name):
+    with pytest.raises(
+        ValueError, match=r'put in quotation marks inside the list, .*: data\.paths=\["a\[1\]\.txt", "b'
+    ):
+        find_files([name], [".txt"])
+    with pytest.raises(ValueError, match=r"there is nothing at plain\.txt: correct the path$"):
+        find_files(["plain.txt"], [".txt"])

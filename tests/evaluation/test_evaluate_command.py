@@ -117,10 +117,10 @@ def test_settings_of_a_task_that_is_not_scored_give_a_warning(folder, caplog):
         (["shards_dir=/nowhere", "data=python_docs"], "both shards_dir and data say"),
         (["data=zh_number"], "data=zh_number is a task and has no text"),
         (["sequence_length=999"], r"sequence_length must lie in 1 … 256"),
-        (["batch_size=0"], "batch_size must be at least 1"),
+        (["batch_size=0"], "batch_size=0 must be a whole number of at least 1"),
         (["tasks.names=[chess]"], "there is no task 'chess'"),
         (["tasks.metric=best"], "there is no metric 'best'"),
-        (["tasks.examples=0"], "tasks.examples must be at least 1"),
+        (["tasks.examples=0"], "tasks.examples=0 must be a whole number of at least 1"),
         (["tasks.settings.zh_number.size=3"], "task zh_number has no setting size"),
     ],
 )

@@ -17,6 +17,9 @@ from tokenizers import Tokenizer as Inner
 
 from llmtrain import adapters, checkpoint
 from llmtrain.checkpoint import load_model_folder, read_info, save_model_folder
+from llmtrain.data.records import read_examples
+from llmtrain.evaluation import score_task
+from llmtrain.generation import Engine
 from llmtrain.launch import evaluate, finetune, task_examples
 from llmtrain.launch.composing import compose
 from llmtrain.model import ModelConfig, build_model
@@ -260,12 +263,17 @@ def test_it_learns(base, tmp_path):
     file = tmp_path / "mine.jsonl"
     pairs = zip("abcdefgh", "31415926", strict=True)
     file.write_text("\n".join(json.dumps({"prompt": name, "completion": digit * 2}) for name, digit in pairs))
-    overrides = ["data=jsonl", f"data.paths=[{file}]", f"data.test_paths=[{file}]", "data.test_examples=null"]
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"prompt": "z", "completion": "0"}))
+    overrides = ["data=jsonl", f"data.paths=[{file}]", f"data.test_paths=[{other}]", "data.test_examples=null"]
     overrides += ["trainer.val_examples=0", "trainer.max_steps=120", "trainer.max_epochs=null", "optim.lr=0.02"]
     results = tune(base, tmp_path / "run", *overrides)
-    assert results["scores"]["base"] == 0.0
-    assert results["scores"]["finetuned"] == 1.0
-    assert results["scores"]["chance"] <= 0.25
+    trained = read_examples(file)[0]
+    scores = []
+    for folder in (base, results["model"]):
+        loaded = load_model_folder(folder)
+        scores.append(score_task(Engine(loaded.model, loaded.tokenizer, max_rows=8), trained)["score"])
+    assert scores == [0.0, 1.0]
 
 
 def tokenizer_without_roles() -> Tokenizer:
@@ -298,8 +306,8 @@ def test_a_base_without_role_markers_gets_them_in_a_copy(tmp_path):
         (["model=/nowhere"], "model=/nowhere does not exist"),
         (["trainer.val_examples=40"], "trainer.val_examples=40 must lie between 0 and 39: of the 40 usable"),
         (["trainer.micro_batch_size=3"], "trainer.micro_batch_size=3 does not divide the 8 rows"),
-        (["adapter.train_tokens=some"], "adapter.train_tokens='some' must be auto or none"),
-        (["adapter.r=0"], "adapter.r=0 must be at least 1"),
+        (["adapter.train_tokens=some"], "adapter.train_tokens=some must be auto or none"),
+        (["adapter.r=0"], "adapter.r=0 must be a whole number of at least 1"),
         (["data.max_length=3"], "data.max_length=3 must be at least 4"),
         (["trainer.max_epochs=null", "trainer.max_steps=null"], "nothing says when to stop"),
     ],

@@ -42,7 +42,7 @@ def test_hydras_grammar_groups_and_lists():
     groups = read_sweep("tokenize", ["tokenizer=byte,bpe", "text=x"]).jobs
     assert [job.swept for job in groups] == [{"tokenizer": "byte"}, {"tokenizer": "bpe"}]
     assert swept("numbers=[1,2],[3]") == [{"numbers": "[1,2]"}, {"numbers": "[3]"}]
-    assert swept("seed=null,7") == [{"seed": "null"}, {"seed": "7"}]
+    assert swept("temperature=null,7") == [{"temperature": "null"}, {"temperature": "7"}]
     assert swept("seed=7") == [{}]
     assert sweep("seed=7").jobs[0].name == "one"
     assert swept("seed=1,2", "seed=3") == [{}]  # the last one for a key wins

@@ -143,13 +143,13 @@ def test_an_offloaded_run_is_planned_with_its_optimiser_in_the_hosts_memory(tmp_
     ("override", "sentence"),
     [
         ("plan.device=h900", "plan.device=h900 is unknown; use auto (this machine) or one of b200, h200"),
-        ("plan.mfu=1.5", "plan.mfu=1.5 must be above 0 and at most 1"),
-        ("plan.memory_gb=0", "plan.memory_gb=0 must be above 0, or null"),
-        ("plan.price_per_hour=-1", "plan.price_per_hour=-1 must be above 0, or null"),
+        ("plan.mfu=1.5", "plan.mfu=1.5 must be a number above 0 and at most 1"),
+        ("plan.memory_gb=0", "plan.memory_gb=0 must be a number above 0 and at most 1,000,000, or null"),
+        ("plan.price_per_hour=-1", "plan.price_per_hour=-1 must be a number above 0"),
         ("plan.probe=true", "plan.probe=true measures this machine, not plan.device=h100; leave one out"),
         ("trainer.batch_tokens=100", "trainer.batch_tokens=100 is not a multiple"),
         ("trainer.micro_batch_size=5", "trainer.micro_batch_size=5 does not divide"),
-        ("trainer.precision=int8", "trainer.precision='int8' must be one of"),
+        ("trainer.precision=int8", "trainer.precision=int8 must be auto, bf16 or fp32"),
         ("trainer.num_nodes=0", "trainer.num_nodes=0 must be a whole number of at least 1"),
         ("strategy=single", "strategy=single runs one process, not 16"),
         ("data.sequence_length=4096", "exceeds the model's context of 2048"),
@@ -190,10 +190,9 @@ def test_plan_refuses_what_pretrain_refuses_in_the_same_words(tmp_path, override
     one += ["trainer.precision=bf16", *overrides]
     said = []
     for command, more in ((plan_from, "plan.device=h100"), (lambda given: pretrain.run(given, tmp_path), None)):
-        given = compose("plan" if more else "pretrain", [*one, *([more] if more else [])]).settings
         with pytest.raises(ValueError, match=r".+") as error:
-            command(given)
-        said.append(str(error.value))
+            command(compose("plan" if more else "pretrain", [*one, *([more] if more else [])]).settings)
+        said.append(str(error.value).partition(" (")[0])  # in brackets is what the key means to the command
     assert said[0] == said[1]
 
 

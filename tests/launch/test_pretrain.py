@@ -199,9 +199,9 @@ NEED_TEXT = ("lower data.sequence_length", "has no tokens", "model.vocab_size=10
         (["model.hidden_size=65"], "model.hidden_size=65 is not divisible"),
         (["strategy=single", "trainer.devices=2"], "strategy=single runs one process"),
         (["strategy=deepspeed_3", "optim=muon"], "optim.name=muon cannot run under strategy=deepspeed_3"),
-        (["trainer.precision=int8"], "trainer.precision='int8'"),
-        (["sampling.top_p=0"], "top_p must lie in"),
-        (["sampling.temperature=-1"], "temperature must be at least 0"),
+        (["trainer.precision=int8"], "trainer.precision=int8 must be auto, bf16 or fp32"),
+        (["sampling.top_p=0"], "sampling.top_p=0 must be a number above 0 and at most 1"),
+        (["sampling.temperature=-1"], "temperature=-1 must be a number of at least 0"),
         (["model.vocab_size=100"], "model.vocab_size=100 is less than the tokenizer's 262 ids"),
         (["optim.warmup_steps=30"], "optim.warmup_steps=30"),
         (["optim.schedule=linear"], "optim.schedule=linear"),
@@ -215,11 +215,11 @@ NEED_TEXT = ("lower data.sequence_length", "has no tokens", "model.vocab_size=10
         (["resume=nowhere"], "resume=nowhere does not exist; give a run folder, a checkpoint, or auto"),
         (["data.paths=[nowhere.txt]"], "nowhere.txt"),
         (["tokenizer=bpe", "model.vocab_size=300"], "model.vocab_size=300 is less than the tokenizer's"),
-        (["optim.lr=0"], "optim.lr=0 must be above 0"),
+        (["optim.lr=0"], "optim.lr=0 must be a number above 0"),
         (["optim.betas=[0.9]"], "optim.betas=[0.9] must be two numbers"),
-        (["optim.grad_clip=-1"], "optim.grad_clip=-1 must not be negative"),
-        (["trainer.log_every=0"], "trainer.log_every=0 must be a whole number of at least 1."),
-        (["trainer.keep_last=0"], "trainer.keep_last=0 must be a whole number of at least 1, or null for never"),
+        (["optim.grad_clip=-1"], "optim.grad_clip=-1 must be a number above 0, or null"),
+        (["trainer.log_every=0"], "trainer.log_every=0 must be a whole number of at least 1 (log figures"),
+        (["trainer.keep_last=0"], "trainer.keep_last=0 must be a whole number of at least 1, or null (checkpoints"),
         (["trainer.max_steps=1.5"], "trainer.max_steps=1.5 must be a whole number of at least 1"),
         (["seed=-1"], "seed=-1 must be a whole number from 0"),
         (["trainer.max_steps=null", "trainer.max_tokens=2560", "optim.warmup_steps=11"], "the run's 10 steps"),
@@ -293,5 +293,7 @@ def test_settings_are_refused_before_anything_heavy_is_imported(tmp_path, fake_e
     assert done.returncode == 0, done.stderr
     sentences = done.stdout.splitlines()
     assert len(sentences) == len(cases) - 1, done.stdout
-    assert sentences[18] == "optim.warmup_steps=10 must be between 0 and the run's 3 steps."
+    assert sentences[18].startswith(
+        "optim.warmup_steps=10 must be between 0 and the run's 3 steps; for so short a run give"
+    )
     assert list(tmp_path.iterdir()) == []

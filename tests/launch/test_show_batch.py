@@ -149,7 +149,7 @@ def test_the_examples_of_a_fine_tuning_step(tmp_path, trained_on, tiny_config, b
     [
         ([], "show-batch takes step=… or samples=[…] (neither is given)"),
         (["step=1", "samples=[1]"], "(both are given)"),
-        (["step=0"], "step=0 must be at least 1"),
+        (["step=0"], "step=0 must be a whole number of at least 1"),
         (["step=1"], "there is no run in"),
         (["step=1", "run=nowhere"], "run=nowhere is no run folder"),
     ],

@@ -47,7 +47,7 @@ def test_an_interrupted_run_is_the_straight_one(tmp_path, fake_environment):
         (["verify.kill_at=6", "verify.stop_at=5"], "verify.kill_at=6 must come before verify.stop_at=5"),
         (["verify.stop_at=11"], "and that at 10 at the latest"),
         (["trainer.num_nodes=2"], "leave launcher and trainer.num_nodes out"),
-        (["verify.tolerance=-1"], "verify.tolerance=-1 must lie between 0 and 1"),
+        (["verify.tolerance=-1"], "verify.tolerance=-1 must be a number of at least 0 and at most 1"),
     ],
 )
 def test_what_cannot_be_verified_is_refused(overrides, sentence):

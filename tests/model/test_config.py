@@ -57,9 +57,9 @@ def test_rope_parameters_of_transformers_5_are_read():
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 must be at least 1"),
         ({"head_dim": 15}, "head_dim=15 must be even"),
         ({"dropout": 1.0}, r"dropout=1\.0 must lie in \[0, 1\)"),
-        ({"position": "alibi"}, "position='alibi' must be"),
+        ({"position": "alibi"}, 'position="alibi" must be'),
         ({"attention_bias": True, "qk_norm": True}, "exclude each other"),
-        ({"rope_scaling": {"rope_type": "ntk", "factor": 2}}, "rope_type='ntk' must be one of"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2}}, 'rope_type="ntk" must be one of'),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "needs the field 'low_freq_factor'"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.5}}, r"factor=0\.5 must be at least 1"),
     ],
@@ -94,3 +94,35 @@ def test_unknown_and_missing_fields_are_named():
 
 def test_vocabulary_is_padded_up():
     assert [padded_vocab_size(n) for n in (1, 64, 65, 4096)] == [64, 64, 128, 4096]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("hidden_size", None, r"model\.hidden_size=null must be at least 1, a whole number below 2\^53\."),
+        ("num_hidden_layers", "4", r'model\.num_hidden_layers="4" must be at least 1'),
+        ("head_dim", 8.0, r"model\.head_dim=8\.0 must be at least 1, a whole number"),
+        ("max_position_embeddings", True, r"model\.max_position_embeddings=true must be at least 1"),
+        ("rope_theta", 0, r"model\.rope_theta=0\.0 must be a number from 1 to 1e\+12"),
+        ("rope_theta", None, r"model\.rope_theta=null must be a number"),
+        ("rms_norm_eps", -1, r"model\.rms_norm_eps=-1 must be a number from 0 to 1"),
+        ("rms_norm_eps", 10**400, r"model\.rms_norm_eps=1000.* must be a number from 0 to 1"),
+        ("initializer_range", [], r"model\.initializer_range=\[\] must be a number"),
+        ("tie_word_embeddings", None, r"model\.tie_word_embeddings=null must be true or false"),
+        ("dropout", "x", r'model\.dropout="x" must lie in \[0, 1\)'),
+        ("rope_scaling", 3, r"model\.rope_scaling=3 must be null or a mapping"),
+        (
+            "rope_scaling",
+            {"rope_type": "linear", "factor": "4"},
+            r'model\.rope_scaling: factor="4" must be a number above 0',
+        ),
+        ("rope_scaling", {"rope_type": ["x"], "factor": 4}, r"rope_type=\[\"x\"\] must be one of"),
+    ],
+)
+def test_a_config_json_with_a_value_of_another_kind_is_refused_by_field(field, value, sentence):
+    config = ModelConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
+    ).to_hf()  # fmt: skip
+    with pytest.raises(ValueError, match=sentence):
+        ModelConfig.from_hf({**config, field: value})

@@ -202,3 +202,17 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     tokenizers.Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ValueError, match="has no end-of-text token"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "sentence"),
+    [
+        ({"a": 0}, r"cannot encode every text \(WordLevel error.*put its unk_token into the vocabulary"),
+        ({}, "an empty"),
+    ],
+)
+def test_a_vocabulary_that_cannot_take_every_text_is_refused(tmp_path, vocabulary, sentence):
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="[UNK]"))
+    (tmp_path / "tokenizer.json").write_text(inner.to_str())
+    with pytest.raises(ValueError, match=sentence):
+        Tokenizer.load(tmp_path, add_special_tokens=True)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from llmtrain.model import ModelConfig, build_model
-from llmtrain.training.optim import Muon, build_optimizer, parameter_groups, schedule
+from llmtrain.training.optim import Muon, build_optimizer, parameter_groups, resolve_warmup, schedule
 from llmtrain.training.optim.muon import _plan, orthogonalize, update_scale
 
 
@@ -299,3 +299,12 @@ def test_a_closure_is_called_with_gradients_on() -> None:
 def test_impossible_settings_are_refused(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_optimizer(tiny(), **{"lr": 1e-3, **settings})
+
+
+def test_the_warm_up_suits_a_short_run():
+    assert [resolve_warmup("auto", steps) for steps in (5, 40, 499, 500, 1500, 10**9)] == [0, 4, 49, 50, 50, 50]
+    assert resolve_warmup(20, 40) == 20
+    with pytest.raises(
+        ValueError, match=r"optim\.warmup_steps=50 must be .* the run's 40 steps; .* give optim\.warmup_s"
+    ):
+        schedule("cosine", step=0, total_steps=40, warmup_steps=50)

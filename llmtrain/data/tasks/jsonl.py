@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmtrain.data.records import hold_out, read_examples
+from llmtrain.data.records import hold_out, read_examples, without_tested
 from llmtrain.data.tasks.task import METRICS, Task, chance_score
 
 
@@ -21,8 +21,10 @@ def jsonl(
 
     Args:
         paths: Files, folders or patterns with `*` to train on.
-        test_paths: The same, to test on; without them `test_examples` of `paths` are held out.
-        test_examples: How many to hold out; None takes a tenth, at most 500. Not together with `test_paths`.
+        test_paths: The same, to test on, and what has the same prompt is not trained on; without them `test_examples`
+            of `paths` are held out.
+        test_examples: How many to hold out (see `hold_out`); None takes a tenth, at most 500. Not together
+            with `test_paths`.
         metric: A key of `METRICS`.
         skip_malformed: Leave malformed records out instead of refusing the file.
         encoding: Of the files.
@@ -40,8 +42,8 @@ def jsonl(
         )
     conversations, report = read_examples(paths, skip_malformed=skip_malformed, encoding=encoding)
     if test_paths:
-        train = conversations
         test, report = read_examples(test_paths, skip_malformed=skip_malformed, encoding=encoding, report=report)
+        train = without_tested(conversations, test)
     else:
         count = min(500, max(1, len(conversations) // 10)) if test_examples is None else test_examples
         train, test = hold_out(conversations, count, seed=seed)

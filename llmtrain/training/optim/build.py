@@ -95,7 +95,7 @@ def check_grad_clip(grad_clip: float | None) -> None:
     """Refuses a largest norm of the gradient that is none.
 
     Raises:
-        ValueError: it is negative or no finite number.
+        ValueError: it is not above 0, or no finite number.
     """
-    if grad_clip is not None and (not is_number(grad_clip) or not grad_clip >= 0):
-        raise ValueError(f"optim.grad_clip={grad_clip} must not be negative, and finite; null does not clip.")
+    if grad_clip is not None and (not is_number(grad_clip) or not grad_clip > 0):
+        raise ValueError(f"optim.grad_clip={grad_clip} must be above 0 and finite; null does not clip.")

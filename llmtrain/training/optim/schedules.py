@@ -8,6 +8,8 @@ import math
 
 from llmtrain.training.ranges import check_whole, is_number, shown
 
+AUTO_WARMUP = 50
+"""Steps of warm-up where the settings do not say, in a run of at least ten times as many."""
 SCHEDULES = ("cosine", "wsd", "constant")
 
 
@@ -51,13 +53,21 @@ def schedule(
     return min_lr_ratio + (1.0 - min_lr_ratio) * shape
 
 
+def resolve_warmup(warmup_steps: int | str, total_steps: int) -> int:
+    """Steps of warm-up: the number given, or for `auto` `AUTO_WARMUP`, but at most a tenth of the run."""
+    return min(AUTO_WARMUP, total_steps // 10) if isinstance(warmup_steps, str) else warmup_steps
+
+
 def _check(name: str, total_steps: int, warmup_steps: int, min_lr_ratio: float, decay_fraction: float) -> int:
     """Validates the settings; returns how many last steps the learning rate falls."""
     if name not in SCHEDULES:
         raise ValueError(f"optim.schedule={shown(name)} is unknown; choose one of {', '.join(SCHEDULES)}.")
     check_whole("optim.warmup_steps", warmup_steps, least=0)
     if warmup_steps > total_steps:
-        raise ValueError(f"optim.warmup_steps={warmup_steps} must be between 0 and the run's {total_steps} steps.")
+        raise ValueError(
+            f"optim.warmup_steps={warmup_steps} must be between 0 and the run's {total_steps} steps; for so short a "
+            "run give optim.warmup_steps=auto, a tenth of it."
+        )
     if not is_number(min_lr_ratio) or not 0.0 <= min_lr_ratio <= 1.0:
         raise ValueError(f"optim.min_lr_ratio={shown(min_lr_ratio)} must be between 0 and 1.")
     if not is_number(decay_fraction) or not 0.0 < decay_fraction <= 1.0:
