@@ -18,6 +18,7 @@ from typing import Any
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from llmtrain.training import early
 from llmtrain.training.lost import POLL_SECONDS
 from llmtrain.training.placement import Placement
 
@@ -96,6 +97,7 @@ class Launcher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             with _local_world_size(self.num_processes):
                 self._call_children_scripts()
+            early.before_end(lambda: self.kill(signal.SIGKILL))
             threading.Thread(target=self._watch, name="watch-other-ranks", daemon=True).start()
         result = function(*args, **kwargs)
         self._over.set()
@@ -115,6 +117,8 @@ class Launcher(_SubprocessScriptLauncher):
             bad = {rank: code for rank, code in codes.items() if code}
             if bad:
                 rank, code = next(iter(bad.items()))
+                if early.is_armed() and code in (early.REQUEUE_EXIT_CODE, *(-number for number in early.SIGNALS)):
+                    early.end(f"a signal to rank {rank}")
                 self.lost = f"rank {rank} {describe_exit(code)}"
                 break
         else:

@@ -28,7 +28,6 @@ def is_main_process() -> bool:
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
-METRICS_FILE = "metrics.csv"
 STEP = "step"
 _UNWRITTEN_SECONDS = 30.0  # twice W&B's interval
 _RUN_ID_FILE = "wandb_run_id.txt"

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Inner
 from llmtrain import adapters, checkpoint
 from llmtrain.checkpoint import load_model_folder, read_info, save_model_folder
 from llmtrain.launch import evaluate, finetune, task_examples
+from llmtrain.launch.base_model import base_model
 from llmtrain.launch.composing import compose
 from llmtrain.model import ModelConfig, build_model
 from llmtrain.tokenizer import Tokenizer, byte_tokenizer
@@ -146,7 +147,7 @@ def test_a_base_that_is_exchanged_before_its_hash_is_taken_is_read_again(tmp_pat
 
     monkeypatch.setattr(checkpoint, "folder_state_hash", exchange_first)
     settings = compose("finetune", [f"model={base}"]).settings
-    loaded, state_hash = finetune._base_model(settings, base, tmp_path)
+    loaded, state_hash = base_model(settings, base, tmp_path)
     assert state_hash == take(base)
     assert torch.equal(loaded.model.model.norm.weight, other["model.norm.weight"])
 
@@ -185,8 +186,11 @@ def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):
     """Old merged weights never pass for new ones."""
     tune(base, tmp_path)
     merged = content(tmp_path / "model")
+    (tmp_path / "results.json").write_text("{}")  # as the command leaves it at its end
     for override in ("seed=1", "resume=auto"):  # by default it saves no checkpoint
-        with pytest.raises(ValueError, match=r"holds another run \(model and adapter\) and no checkpoint"):
+        with pytest.raises(
+            ValueError, match=r"holds another run \(model and adapter and results.json and .*no checkpoint"
+        ):
             tune(base, tmp_path, override)
     assert content(tmp_path / "model") == merged
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) > 1
