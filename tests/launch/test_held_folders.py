@@ -1,4 +1,4 @@
-"""A folder that holds a run: a command that is refused leaves no trace there, and one process at a time writes there."""
+"""A folder that holds a run: what is refused leaves no trace there, and one process at a time writes there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def healthy(fake, tmp_path) -> Path:
     return tmp_path / "runs" / "pretrain" / "healthy"
 
 
-@pytest.mark.parametrize(("mode", "code"), [("mistake", 2), ("read", 2), ("full", 2), ("fault", 1), ("interrupt", 130)])
+@pytest.mark.parametrize(("mode", "code"), [("mistake", 2), ("full", 2), ("fault", 1), ("interrupt", 130)])
 def test_a_command_that_was_not_accepted_leaves_a_run_as_it_was(fake, healthy, mode, code):
     before = content(healthy)
     done = fake("pretrain", "name=healthy", "seed=4", f"mode={mode}")
@@ -97,8 +97,8 @@ def holder(tmp_path, fake_environment) -> Iterator[tuple[subprocess.Popen, int]]
     child = int(process.stdout.readline())
     yield process, child
     process.kill()
+    os.kill(child, signal.SIGKILL)  # it holds the pipe as well
     process.communicate()
-    os.kill(child, signal.SIGKILL)
 
 
 def test_a_second_process_is_refused_and_gets_in_as_soon_as_the_first_was_killed(fake, holder, tmp_path):
@@ -154,12 +154,8 @@ def test_what_a_folder_holds_is_said_before_lightning_and_before_the_corpus(tmp_
     run = [sys.executable, "-c", REFUSED_LIGHTLY.format(cases=[("now torch",), ("pretrain", "resume=other")])]
     done = subprocess.run(run, cwd=tmp_path, env=fake_environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.startswith(
-            "cannot resume from other/checkpoints/step-000003: seed was 1 and is 0; model.hidden_size was 64 and is 192;"
-        )
-        or "seed was 1 and is 0" in done.stdout
-    )
+    assert done.stdout.startswith("cannot resume from other/checkpoints/step-000003: ")
+    assert {"seed was 1 and is 0", "model.hidden_size was 64 and is 192"} <= set(done.stdout[50:].split("; "))
     assert not (tmp_path / "data").exists()
 
 
