@@ -159,6 +159,20 @@ def test_what_a_folder_holds_is_said_before_lightning_and_before_the_corpus(tmp_
     assert not (tmp_path / "data").exists()
 
 
+def test_resume_auto_says_that_there_is_nothing_to_go_on_from(tmp_path, caplog):
+    from llmtrain.training.former import tell_fresh_start
+
+    tell_fresh_start(tmp_path / "typo", resume=None)
+    tell_fresh_start(tmp_path / "typo", resume="auto")
+    (tmp_path / "metrics.csv").touch()
+    tell_fresh_start(tmp_path, resume="auto")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"resume=auto: there is no run in {tmp_path}/typo yet; a new one starts",
+        f"resume=auto: the run in {tmp_path} was ended before its first checkpoint; it starts afresh, and metrics.csv "
+        "come again",
+    ]
+
+
 @pytest.mark.distributed
 def test_a_real_run_is_not_disturbed_by_what_is_refused(program, tmp_path):
     """One run of two processes: others of its name are refused while it trains; it ends by a signal, and goes on."""
@@ -199,4 +213,8 @@ def test_a_signal_while_a_run_starts_asks_to_be_queued_again(program, tmp_path, 
     assert (process.returncode, out) == (75, ""), err
     assert "before the first step of this session: nothing is lost" in err
     assert "is gone" not in err
+    assert (
+        f"warning: resume=auto: there is no run in {log.parent} yet; a new one starts" in err
+        or number == signal.SIGTERM
+    )
     assert not (log.parent / "results.json").exists()
