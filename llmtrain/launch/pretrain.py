@@ -123,7 +123,7 @@ def _fit(
     length: RunLength,
     prompts: list[str],
     sampling: SamplingParams,
-    accept: Callable[[], None],
+    accept: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Train through the one path of `training.fit`."""
     from dataclasses import replace

@@ -319,3 +319,19 @@ def test_an_adapter_is_no_base(base, tmp_path):
     with pytest.raises(ValueError, match="give its merged model folder"):
         tune(Path(results["adapter"]), tmp_path / "second")
     tune(Path(results["run_dir"]), tmp_path / "third")  # the run means its merged model
+
+
+def test_a_refused_base_model_does_not_replace_the_copy_of_the_runs_own(tmp_path):
+    """Of a base whose tokenizer lacks the role markers the run keeps a copy with them, which its adapter needs."""
+    one = make_base(tmp_path / "one", tokenizer_without_roles(), never_seen=[])
+    other = make_base(tmp_path / "other", tokenizer_without_roles(), never_seen=[])
+    state = load_file(other / "model.safetensors")
+    state["model.norm.weight"] += 1
+    config, tokenizer = load_model_folder(one).config, load_model_folder(one).tokenizer
+    save_model_folder(other, config=config, state_dict=state, tokenizer=tokenizer, info={})
+    overrides = ["trainer.max_steps=2", "trainer.checkpoint_every=2", "optim.warmup_steps=0"]
+    tune(one, tmp_path / "run", *overrides)
+    before = content(tmp_path / "run")
+    with pytest.raises(ValueError, match="the base model's weights was .* and is"):
+        tune(other, tmp_path / "run", *overrides, "resume=auto")
+    assert content(tmp_path / "run") == before
