@@ -197,7 +197,8 @@ def train(case: Case, folder: Path) -> Trained | None:
     """
     from llmtrain.training.deepspeed.lightnings import lightnings_own_backward
     from llmtrain.training.fit import fit
-    from llmtrain.training.loggers import METRICS_FILE, read_rows
+    from llmtrain.training.former import METRICS_FILE
+    from llmtrain.training.loggers import read_rows
 
     def write(place: Path, weights: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
         place.mkdir(parents=True, exist_ok=True)

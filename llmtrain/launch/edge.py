@@ -25,7 +25,7 @@ from llmtrain.launch import runs
 from llmtrain.launch.ending import Ended
 from llmtrain.launch.folders import RunFolder, open_folder
 from llmtrain.launch.terminal import Terminal, to_json
-from llmtrain.training import placement
+from llmtrain.training import early, placement
 from llmtrain.training.lost import LostProcessError
 
 if TYPE_CHECKING:
@@ -55,6 +55,8 @@ class Command:
         text_on_stdout: What the command prints is its product and goes to stdout, before the JSON.
         takes_overrides: Its `run` is also given the arguments as typed, as `overrides`.
         keeps_folder: A run folder is always made; otherwise only when `name` or `paths.run_dir` is given.
+        trains: Its `run` is also given `accept`, to be called when nothing can be refused any more: until then a folder
+            that holds a run is left as it is. Of the other commands a folder is theirs once they have results.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Command:
     text_on_stdout: bool = False
     keeps_folder: bool = True
     takes_overrides: bool = False
+    trains: bool = False
 
     @property
     def module(self) -> str:
@@ -91,6 +94,8 @@ def launch(
     """
     place = _place()
     part_done = runs.end_with_first_process(place)
+    if command.trains and prepare is None:
+        early.arm()
     # The rank is not always known before the settings are.
     rank = 0 if place.is_first else place.ranks(place.local_size or 1)[0] or 1
     terminal = Terminal(text_on_stdout=command.text_on_stdout, rank=rank, shares_log=place.started_by_first)
@@ -99,30 +104,38 @@ def launch(
     try:
         composed, folder = prepare() if prepare else _prepare(command, overrides, configs, terminal)
         _begin(composed, folder, terminal)
-        if prepare is None:
+        if prepare is not None:
+            folder.accept()  # its runs were checked there
+        else:
             terminal.say(describe(command, composed, folder.path if folder.kept else None))
         run = run or importlib.import_module(command.module).run
         if command.takes_overrides:
             run = partial(run, overrides=list(overrides))
+        if command.trains and prepare is None:
+            run = partial(run, accept=folder.accept)
         try:
             results = run(composed.settings, folder.path)
         except Ended as ended:
             results, code = ended.results, ended.code
+        folder.accept()
         if folder.kept:
             (folder.path / "results.json").write_text(to_json(results) + "\n", encoding="utf-8")
         terminal.finish(results)
         part_done.set()
     except KeyboardInterrupt:
-        done = folder is not None and folder.kept and not folder.empty
-        if folder is not None and not done:
+        done = f"; what was done is in {_near(folder.path)}" if folder is not None and folder.filled else ""
+        if folder is not None:
             folder.take_back()
-        terminal.say("interrupted" + (f"; what was done is in {_near(folder.path)}" if folder and done else ""))
+        terminal.say(f"interrupted{done}")
         return 130
     except BrokenPipeError:  # the reader of our output went away, as with `| head`
         terminal.abandon()
         return 141
     except Exception as error:
         return _report(error, command, folder, terminal)
+    finally:
+        if folder is not None:
+            folder.leave()
     return code
 
 
@@ -150,15 +163,11 @@ def _prepare(
 
 
 def _begin(composed: Composed, folder: RunFolder, terminal: Terminal) -> None:
-    """Log and settings into the folder; the settings learn which one it is."""
+    """The settings learn which folder it is; log and settings go there as soon as it is this command's."""
     from omegaconf import OmegaConf
 
-    settings = composed.settings
-    OmegaConf.update(settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
-    if folder.kept:
-        terminal.keep_log(folder.path / "log.txt")
-        resolved = OmegaConf.create(OmegaConf.to_container(settings, resolve=True))
-        OmegaConf.save(resolved, folder.path / "config.yaml")
+    OmegaConf.update(composed.settings, "paths.run_dir", str(folder.path).replace("${", r"\${"))
+    folder.begin(composed.settings, terminal)
 
 
 def describe(command: Command, composed: Composed, folder: Path | None) -> str:
@@ -223,21 +232,22 @@ def _report(error: Exception, command: Command, folder: RunFolder | None, termin
     lost = isinstance(error, LostProcessError)
     if terminal.rank and (not isinstance(error, LostProcessError) or error.speaks):
         print(f"[rank {terminal.rank}] error: {sentence or error or repr(error)}", file=sys.stderr, flush=True)
-    logged = folder is not None and folder.kept
-    if logged:
-        _log_traceback(error)
+    _log_traceback(error)
     if sentence is not None:
         terminal.say(f"error: {sentence}")
         if folder is not None:
             folder.take_back()
         return 2
+    if folder is not None:
+        folder.rescue_log()
     if lost:
         terminal.say(f"error: {error}")
         logging.shutdown()
         os._exit(1)  # at its exit the interpreter would take leave of processes that do not answer
     if terminal.rank == 0:
         traceback.print_exception(error)
-    where = f"the log is {_near(folder.path / 'log.txt')}" if folder is not None and logged else "no log was kept"
+    log = None if folder is None else folder.log_file
+    where = "no log was kept" if log is None else f"the log is {_near(log)}"
     terminal.say(f"llmtrain {command.name} stopped by a fault that is not yours; {where}")
     return 1
 

@@ -7,14 +7,15 @@ scored is theirs to know. The base folder is only read.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch.base_model import base_model
 from llmtrain.launch.provenance import provenance
+from llmtrain.launch.reading import literal
 from llmtrain.launch.task_examples import examples_from, fingerprint, task_from
-from llmtrain.training import placement
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,41 +33,67 @@ logger = logging.getLogger(__name__)
 _LOOKED_AT = 20  # steps, to say how much of their batches is padding
 
 
-def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
+def check(settings: DictConfig, run_dir: Path, *, here: bool) -> None:
+    """Everything that can be refused without model and data, for a run that is to be started later.
+
+    Args:
+        settings: Those of the command.
+        run_dir: The run folder, which need not exist.
+        here: Whether this machine is the one to train.
+
+    Raises:
+        ValueError: A setting that cannot work, or a folder that holds another run.
+    """
+    from llmtrain.launch.fitting import check_folder
+
+    _check_settings(settings, here=here)
+    check_folder(settings, run_dir, _known(settings))
+
+
+def run(settings: DictConfig, run_dir: Path, accept: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Fine-tune, merge and measure; returns the results for the last line.
+
+    Args:
+        settings: Those of the command; `model` becomes the folder that was found under it.
+        run_dir: The run folder.
+        accept: Called when nothing can be refused any more, before anything is written there.
 
     Raises:
         ValueError: A setting that cannot work, before anything is trained.
         Ended: With `REQUEUE_EXIT_CODE` when a signal ended the run early.
     """
-    from llmtrain.launch.fitting import checked_length, end_if_stopped
+    from llmtrain.launch.fitting import check_folder, checked_length, end_if_stopped, tell_fresh_start
 
     batch = _check_settings(settings)
+    check_folder(settings, run_dir, _known(settings))
+    tell_fresh_start(settings, run_dir)
     from llmtrain.checkpoint import resolve_model
 
     # Links such as `latest` move on; the adapter and the run's own config must go on naming this folder.
     folder = resolve_model(settings.model).resolve()
+    settings.model = literal(str(folder))
     task = task_from(settings)  # before the weights are read: of both, it is the one with more to refuse
-    base, state_hash = _base_model(settings, folder, run_dir)
+    base, state_hash = base_model(settings, folder, run_dir)
     train, validation = examples_from(settings, base, task)
     length = checked_length(settings, rows=batch.rows, epoch_rows=len(train))
     tuning = _prepare(settings, base, state_hash, train)
     logger.info("%d examples, %d steps (%s), %s.", len(train), length.steps, length.decided_by, batch)
-    result = _fit(settings, run_dir, base, tuning, batch, length, train, validation)
+    result = _fit(settings, run_dir, base, tuning, batch, length, train, validation, accept)
     if not result.is_main:
         return {}
     end_if_stopped("finetune", run_dir, result)
     return _conclude(settings, run_dir, base, task, tuning, result)
 
 
-def _check_settings(settings: DictConfig) -> BatchGeometry:
+def _check_settings(settings: DictConfig, *, here: bool = True) -> BatchGeometry:
     """Everything that can be checked without a model and data: raises `ValueError` in the first second."""
-    from llmtrain.launch.fitting import check_training, checked_length
+    from llmtrain.launch.fitting import check_anywhere, check_machine, checked_length
     from llmtrain.training.geometry import divide_batch
 
     trainer, adapter = settings.trainer, settings.adapter
     _check_data(settings)
-    machine = check_training(settings)
+    check_anywhere(settings)
+    processes = check_machine(settings).world_size if here else 1
     if adapter.kind not in ("lora", "none"):
         raise ValueError(f"adapter.kind={adapter.kind!r} must be lora or none.")
     if adapter.kind == "lora":
@@ -78,7 +105,7 @@ def _check_settings(settings: DictConfig) -> BatchGeometry:
     if settings.evaluation.max_rows < 1:
         raise ValueError(f"evaluation.max_rows={settings.evaluation.max_rows} must be at least 1.")
     rows, size = trainer.batch_examples, trainer.micro_batch_size
-    batch = divide_batch(rows, micro_batch_size=size, world_size=machine.world_size)
+    batch = divide_batch(rows, micro_batch_size=size, world_size=processes)
     checked_length(settings, rows=rows)
     return batch
 
@@ -95,50 +122,6 @@ def _check_data(settings: DictConfig) -> None:
         raise ValueError(f"data.kind={settings.data.kind} is no task to fine-tune on: use {', '.join(TASKS)}.")
     if settings.data.max_length < MIN_LENGTH:
         raise ValueError(f"data.max_length={settings.data.max_length} must be at least {MIN_LENGTH}.")
-
-
-def _base_model(settings: DictConfig, folder: Path, run_dir: Path) -> tuple[LoadedModel, str]:
-    """The model to start from, in fp32, its tokenizer with the role markers of the chat template; and its state hash.
-
-    The hash is the first process's to know; to the others it is empty.
-
-    Raises:
-        ValueError: There is none, or it is an adapter.
-    """
-    import torch
-
-    from llmtrain.checkpoint import folder_state_hash, load_model_folder, read_whole, with_role_markers
-
-    is_first = placement.here().is_first
-
-    def read() -> tuple[LoadedModel, str]:
-        loaded = load_model_folder(folder, dtype=torch.float32)
-        return loaded, folder_state_hash(loaded.folder) if is_first else ""
-
-    base, state_hash = read_whole(folder, read)
-    if base.adapter_folder is not None:
-        raise ValueError(
-            f"model={settings.model} is an adapter, and an adapter is trained on whole weights; give its merged model "
-            "folder, which lies beside it as model/."
-        )
-    if is_first:
-        _write_down(run_dir, base.folder)
-    if base.tokenizer.end_id is None:
-        logger.info("The tokenizer of %s lacks the role markers of chats; they are added in a copy.", base.folder)
-        base = with_role_markers(base, run_dir / "base", write=is_first)
-        state_hash = folder_state_hash(base.folder) if is_first else ""
-    return base, state_hash
-
-
-def _write_down(run_dir: Path, model: Path) -> None:
-    """Puts the base folder into the run's config.yaml, where it may be a link so far."""
-    from omegaconf import OmegaConf
-
-    file = run_dir / "config.yaml"
-    if file.is_file():
-        config = OmegaConf.load(file)
-        config.model = str(model).replace("${", r"\${")
-        OmegaConf.save(config, file)
 
 
 @dataclass(frozen=True)
@@ -244,6 +227,7 @@ def _fit(
     length: RunLength,
     train: list[Example],
     validation: list[Example],
+    accept: Callable[[], None],
 ) -> FitResult:
     """Train through the one path of `training.fit`."""
     from llmtrain.checkpoint import save_adapter_folder
@@ -279,9 +263,10 @@ def _fit(
         accumulation=batch.accumulation,
         validates=bool(validation),
         info=tuning.info,
-        fixed=_fixed(tuning, batch, train) | {"trainer.packing_length": settings.trainer.packing_length},
+        fixed=_fixed(settings, tuning, train),
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
+        accept=accept,
         **fit_arguments(settings, length.steps),
     )
 
@@ -293,17 +278,26 @@ def _packing_length(settings: DictConfig, base: LoadedModel) -> int | None:
     return length
 
 
-def _fixed(tuning: _Tuning, batch: BatchGeometry, train: list[Example]) -> dict[str, Any]:
+def _known(settings: DictConfig) -> dict[str, Any]:
+    """As much of what a resumed run must share as the settings say."""
+    known = {
+        "the number of examples per step": settings.trainer.batch_examples,
+        "trainer.packing_length": settings.trainer.packing_length,
+    }
+    return known | ({"adapter.kind": "none"} if settings.adapter.kind == "none" else {})
+
+
+def _fixed(settings: DictConfig, tuning: _Tuning, train: list[Example]) -> dict[str, Any]:
     """What a resumed run must share with the run that it continues."""
     from llmtrain.adapters import adapter_config
 
     fixed = {
         "the base model's weights": tuning.info["base_state_hash"],
         "the training examples": fingerprint(train),
-        "the number of examples per step": batch.rows,
+        **_known(settings),
     }
     if tuning.adapted is None:
-        return fixed | {"adapter.kind": "none"}
+        return fixed
     config = adapter_config(tuning.adapted)
     kept = ("r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora")
     return fixed | {f"adapter.{key}": config[key] for key in kept} | {"token rows": config["trainable_token_indices"]}

@@ -6,6 +6,7 @@ Knows the names of settings and of `fit`'s arguments, and nothing of models or d
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,21 +30,10 @@ _NOT_IN_PROJECTS = "/\\#?,%:"
 _ENDLESS = 2**62  # rows of an epoch, as long as nobody has counted them
 
 
-def check_training(settings: DictConfig) -> Machine:
-    """All that `fit` would refuse and that needs neither text nor a model; imports no Lightning, which takes seconds.
-
-    Returns:
-        What the run trains on.
-
-    Raises:
-        ValueError: A setting that cannot work on this machine, or at all.
-    """
-    check_anywhere(settings)
-    return check_machine(settings)
-
-
 def check_anywhere(settings: DictConfig) -> None:
-    """What can be checked without the machine that is to train.
+    """All that `fit` would refuse and that needs neither text, nor a model, nor the machine that is to train.
+
+    Imports no Lightning, which takes seconds.
 
     Raises:
         ValueError: A setting that cannot work anywhere.
@@ -84,6 +74,37 @@ def check_machine(settings: DictConfig) -> Machine:
     if settings.logger.get("mode") == "online" and placement.here().is_first:
         wandb_server.resolve_mode("online")  # an hour before the run would find out
     return machine
+
+
+def check_folder(settings: DictConfig, run_dir: Path, facts: Mapping[str, Any]) -> None:
+    """On the first process: whether the run may begin in its folder, or go on from what `resume` says.
+
+    Args:
+        settings: Those of the command.
+        run_dir: The run folder, which need not exist.
+        facts: What a resumed run must share, as far as it is known without text and model.
+
+    Raises:
+        ValueError: The folder holds another run, there is no checkpoint, or it is of a run that differs.
+    """
+    from llmtrain.training import former, placement
+    from llmtrain.training.checkpointing import RunState, check_resumable, find_checkpoint
+
+    if not placement.here().is_first:
+        return  # the first process may have begun to write there already
+    checkpoint = find_checkpoint(settings.resume, run_dir)
+    former.make_way(run_dir, resume=settings.resume, checkpoint=checkpoint)
+    if checkpoint is not None:
+        known = {**facts, "optim.name": settings.optim.name, "seed": settings.seed}
+        check_resumable(checkpoint, checkpoint.state(), RunState(0, 0, 0.0, fixed=known))
+
+
+def tell_fresh_start(settings: DictConfig, run_dir: Path) -> None:
+    """On the first process: says it if `resume=auto` finds nothing to go on from."""
+    from llmtrain.training import former, placement
+
+    if placement.here().is_first:
+        former.tell_fresh_start(run_dir, resume=settings.resume)
 
 
 def _check_logger(logging_to: DictConfig) -> None:
@@ -159,7 +180,7 @@ def end_if_stopped(command: str, run_dir: Path, result: FitResult) -> None:
     Raises:
         Ended: It did; with `REQUEUE_EXIT_CODE`.
     """
-    from llmtrain.training.fit import REQUEUE_EXIT_CODE
+    from llmtrain.training.early import REQUEUE_EXIT_CODE
 
     if result.stopped_by is None:
         return

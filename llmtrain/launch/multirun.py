@@ -8,6 +8,7 @@ cluster through a plug-in (`hydra/launcher=slurm`). Knows folders and exit codes
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from llmtrain.launch.folders import RunFolder
 from llmtrain.launch.reading import literal
 from llmtrain.launch.sweeps import Sweep, read_sweep
 from llmtrain.training import placement
+from llmtrain.training.former import check_no_run
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -63,6 +65,7 @@ class Multirun:
             )
         sweep = read_sweep(self._command.name, self._overrides, self._configs)
         path = self._folder(sweep)
+        self._check(sweep, path)
         jobs = {
             job.name: [literal(each) for each in job.overrides if not each.startswith(_FOLDERS)] for job in sweep.jobs
         }
@@ -84,6 +87,23 @@ class Multirun:
         runs_dir = Path(settings.paths.runs_dir)
         name = name or f"multirun-{time.strftime('%Y-%m-%d_%H-%M-%S')}"
         return runs.choose_run_dir(runs_dir, self._command.name, name=name, run_dir=run_dir).absolute()
+
+    def _check(self, sweep: Sweep, path: Path) -> None:
+        """Everything that each run would refuse in its first second, where its command says what that is.
+
+        Raises:
+            SettingsError: A run that would not start.
+        """
+        check = getattr(importlib.import_module(self._command.module), "check", None)
+        if check is None:
+            return
+        check_no_run(path)
+        here = all(each.endswith("=basic") for each in sweep.hydra if each.startswith("hydra/launcher="))
+        for job, composed in zip(sweep.jobs, sweep.composed, strict=True):
+            try:
+                check(composed.settings, path / job.name, here=here)
+            except ValueError as error:
+                raise SettingsError(f"run {job.name}: {error}") from error
 
     def run(self, settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         """Starts every run and gathers what they left.

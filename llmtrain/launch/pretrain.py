@@ -7,21 +7,22 @@ is theirs to know.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.finished import conclude
-from llmtrain.launch.fitting import checked_length, end_if_stopped, fit_arguments
+from llmtrain.launch.fitting import check_folder, checked_length, end_if_stopped, fit_arguments, tell_fresh_start
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.provenance import provenance
-from llmtrain.launch.starting import Start, check_settings, prepare_start
+from llmtrain.launch.starting import Start, check_anywhere, check_settings, model_config, prepare_start
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.data.prepare import PreparedCorpus
     from llmtrain.generation import SamplingParams
+    from llmtrain.model import ModelConfig
     from llmtrain.training.fit import FitResult
     from llmtrain.training.geometry import BatchGeometry, RunLength
 
@@ -31,8 +32,29 @@ _OPENING_TOKENS = 8  # of a held-out text, to prompt with
 _OPENINGS = 3
 
 
-def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
+def check(settings: DictConfig, run_dir: Path, *, here: bool) -> None:
+    """Everything that can be refused without text, for a run that is to be started later.
+
+    Args:
+        settings: Those of the command.
+        run_dir: The run folder, which need not exist.
+        here: Whether this machine is the one to train.
+
+    Raises:
+        ValueError: A setting that cannot work, or a folder that holds another run.
+    """
+    rows = check_settings(settings).rows if here else check_anywhere(settings)
+    checked_length(settings, rows=rows, row_tokens=settings.data.sequence_length)
+    check_folder(settings, run_dir, _known(settings, rows))
+
+
+def run(settings: DictConfig, run_dir: Path, accept: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train a model from the settings; returns the results for the last line.
+
+    Args:
+        settings: Those of the command.
+        run_dir: The run folder.
+        accept: Called when nothing can be refused any more, before anything is written there.
 
     Raises:
         ValueError: A setting that cannot work, before anything is built.
@@ -40,11 +62,13 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     """
     sampling = sampling_params(settings.sampling)
     batch = check_settings(settings)
+    check_folder(settings, run_dir, _known(settings, batch.rows))
+    tell_fresh_start(settings, run_dir)
     start = prepare_start(settings)
     length = _run_length(settings, batch, start.prepared)
     prompts = _prompts(settings.callbacks.prompts, start)
     _announce(settings, start, batch, length)
-    result = _fit(settings, run_dir, start, batch, length, prompts, sampling)
+    result = _fit(settings, run_dir, start, batch, length, prompts, sampling, accept)
     if not result.is_main:
         return {}
     end_if_stopped("pretrain", run_dir, result)
@@ -103,6 +127,7 @@ def _fit(
     length: RunLength,
     prompts: list[str],
     sampling: SamplingParams,
+    accept: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Train through the one path of `training.fit`."""
     from dataclasses import replace
@@ -136,6 +161,7 @@ def _fit(
         flops_per_position=flops_per_token(start.model.config, settings.data.sequence_length),
         info=_info(settings, start),
         fixed=_fixed(settings, start, batch),
+        accept=accept,
         **fit_arguments(settings, length.steps),
     )
 
@@ -152,11 +178,24 @@ def _info(settings: DictConfig, start: Start) -> dict[str, Any]:
 
 def _fixed(settings: DictConfig, start: Start, batch: BatchGeometry) -> dict[str, Any]:
     """What a resumed run must share with the run that it continues."""
-    shape = {f"model.{name}": value for name, value in start.model.config.to_dict().items() if name != "dropout"}
     return {
         "the tokenizer's hash": start.tokenizer.hash,
         "the data's fingerprint": start.prepared.fingerprint,
-        "data.sequence_length": settings.data.sequence_length,
-        "the number of windows per step": batch.rows,
-        **shape,
+        **_known(settings, batch.rows),
+        **_shape(start.model.config),
     }
+
+
+def _known(settings: DictConfig, rows: int) -> dict[str, Any]:
+    """As much of it as the settings say."""
+    known = {"data.sequence_length": settings.data.sequence_length, "the number of windows per step": rows}
+    if settings.init is not None:
+        return known
+    shape = _shape(model_config(settings, vocab_size=1))
+    if settings.model.get("vocab_size") is None:
+        del shape["model.vocab_size"]  # the tokenizer's
+    return known | shape
+
+
+def _shape(config: ModelConfig) -> dict[str, Any]:
+    return {f"model.{name}": value for name, value in config.to_dict().items() if name != "dropout"}

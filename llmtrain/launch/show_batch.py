@@ -7,6 +7,7 @@ from its config.yaml, on one process whatever the run had. Only reads; a run tha
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +46,9 @@ class Sample:
 class Reader(Protocol):
     """The samples of one run."""
 
+    def steps(self) -> int:
+        """How many steps the run has by its settings."""
+
     def step_ids(self, step: int) -> list[int]:
         """The sample ids of a step, counted from 1 as in metrics.csv."""
 
@@ -66,11 +70,14 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if (settings.step is None) == (settings.samples is None):
         given = "both are given" if settings.step is not None else "neither is given"
         raise ValueError(f"show-batch takes step=… or samples=[…] ({given}): llmtrain show-batch step=37.")
-    if settings.step is not None and settings.step < 1:
-        raise ValueError(f"step={settings.step} must be at least 1: steps are counted as in metrics.csv.")
+    _check_numbers(settings)
     folder = _run_folder(settings)
-    config = OmegaConf.load(folder / "config.yaml")
+    config: Any = OmegaConf.load(folder / "config.yaml")
+    if "trainer" not in config:
+        raise ValueError(f"run={folder} was not trained, so it has no steps; give runs/pretrain/<name>.")
+    _check_step(settings.step, config.trainer.max_steps)
     reader: Reader = _Examples(config, folder) if "adapter" in config else _Windows(config, folder)
+    _check_step(settings.step, reader.steps())
     ids = list(settings.samples) if settings.samples is not None else reader.step_ids(settings.step)
     shown = ids if settings.limit is None else ids[: settings.limit]
     samples = [reader.sample(sample_id) for sample_id in shown]
@@ -85,6 +92,27 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         "ids": ids,
         "samples": [asdict(each) for each in samples],
     }
+
+
+def _check_numbers(settings: DictConfig) -> None:
+    from llmtrain.training.ranges import check_whole, shown
+
+    if settings.step is not None:
+        check_whole("step", settings.step, least=1)
+    if settings.limit is not None:
+        check_whole("limit", settings.limit, least=1, otherwise=", or null")
+    if settings.samples is None:
+        return
+    if not isinstance(settings.samples, Sequence) or isinstance(settings.samples, str):
+        raise ValueError(f"samples={shown(settings.samples)} must be a list of sample ids, such as [12, 345].")
+    for number in settings.samples:
+        check_whole("a sample id in samples", number, least=0)
+
+
+def _check_step(step: int | None, steps: int | None) -> None:
+    """Refuses a step that the run does not have."""
+    if step is not None and steps is not None and step > steps:
+        raise ValueError(f"step={step} is beyond the end of the run, which has {steps} steps.")
 
 
 def _run_folder(settings: DictConfig) -> Path:
@@ -118,6 +146,7 @@ class _Windows:
     def __init__(self, config: Any, folder: Path) -> None:
         from llmtrain.data.modules import PretrainDataModule
         from llmtrain.data.prepare import prepare
+        from llmtrain.launch.fitting import checked_length
         from llmtrain.launch.prepare import corpus_from
         from llmtrain.training.geometry import rows_per_step
 
@@ -128,16 +157,22 @@ class _Windows:
         self._names = [weighted.source.name for weighted in corpus.sources]
         self._shards = [shards for shards, _ in prepared.train]
         self._length: int = config.data.sequence_length
+        rows = rows_per_step(config.trainer.batch_tokens, self._length)
         self._data: PretrainDataModule = PretrainDataModule(
             prepared.train,
             None,
             eos_id=self._tokenizer.eos_id,
             sequence_length=self._length,
-            micro_batch_size=rows_per_step(config.trainer.batch_tokens, self._length),
+            micro_batch_size=rows,
             accumulation=1,
             total_steps=1,
             seed=config.seed,
         )
+        epoch_rows = sum(shards.num_tokens // self._length for shards in self._shards)
+        self._steps = checked_length(config, rows=rows, epoch_rows=epoch_rows, row_tokens=self._length).steps
+
+    def steps(self) -> int:
+        return self._steps
 
     def step_ids(self, step: int) -> list[int]:
         return self._data.step_sample_ids(step - 1).tolist()
@@ -187,6 +222,7 @@ class _Examples:
     def __init__(self, config: Any, folder: Path) -> None:
         from llmtrain.data.modules import FinetuneDataModule
         from llmtrain.launch import task_examples
+        from llmtrain.launch.fitting import checked_length
 
         base = _light_base(config, folder)
         task = task_examples.task_from(config)
@@ -202,6 +238,10 @@ class _Examples:
             total_steps=1,
             seed=config.seed,
         )
+        self._steps = checked_length(config, rows=config.trainer.batch_examples, epoch_rows=len(self._train)).steps
+
+    def steps(self) -> int:
+        return self._steps
 
     def step_ids(self, step: int) -> list[int]:
         return self._data.step_sample_ids(step - 1).tolist()

@@ -36,12 +36,17 @@ class Sweep:
     Attributes:
         jobs: The runs, in the order of the values as typed; the last key changes fastest.
         hydra: Overrides of Hydra's own settings, such as its launcher.
-        first: The settings of the first run.
+        composed: The settings of each.
     """
 
     jobs: list[Job]
     hydra: list[str]
-    first: Composed
+    composed: list[Composed]
+
+    @property
+    def first(self) -> Composed:
+        """The settings of the first run."""
+        return self.composed[0]
 
 
 def read_sweep(command: str, overrides: Sequence[str], configs: Path | None = None) -> Sweep:
@@ -72,8 +77,7 @@ def read_sweep(command: str, overrides: Sequence[str], configs: Path | None = No
         apart = {key: chosen[key] for key in swept}
         jobs.append(Job(_name(apart), apart, [f"{key}={text}" for key, text in chosen.items()]))
     jobs = _distinct(jobs)
-    composed = [_compose(command, job, configs) for job in jobs]
-    return Sweep(jobs, hydra, composed[0])
+    return Sweep(jobs, hydra, [_compose(command, job, configs) for job in jobs])
 
 
 def _is_hydras(override: str) -> bool:

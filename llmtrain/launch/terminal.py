@@ -9,6 +9,7 @@ the libraries' INFO lines, tips and deprecations are for the log. Does not know 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import logging
@@ -16,6 +17,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +181,7 @@ class Terminal:
 
     def __init__(self, *, text_on_stdout: bool = False, rank: int = 0, shares_log: bool = False) -> None:
         self.rank = rank
+        self._held: int | None = None
         sys.stdout.flush()
         self._stdout = os.dup(1)
         if not shares_log:
@@ -193,12 +196,30 @@ class Terminal:
     def keep_log(self, log_file: Path) -> None:
         """Sends log lines, stray output and what was captured from now on to a file, which is appended to."""
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.close(descriptor)
-        handler = _LogFile(log_file, mode="a", encoding="utf-8", errors="backslashreplace")
+        with log_file.open("ab", buffering=0) as file:
+            if self._held is not None:
+                file.write(os.pread(self._held, os.fstat(self._held).st_size, 0))
+                os.close(self._held)
+                self._held = None
+            os.dup2(file.fileno(), 1)
+        self._log_to(log_file)
+
+    def hold_log(self) -> None:
+        """Sends them to a file without a name, until `keep_log` says where they belong; else they go nowhere."""
+        with tempfile.TemporaryFile() as file:
+            fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+            os.dup2(file.fileno(), 1)
+        self._held = os.dup(1)
+        self._log_to(Path("/dev/fd") / str(self._held))
+
+    def _log_to(self, path: Path) -> None:
+        root = logging.getLogger()
+        for former in [each for each in root.handlers if isinstance(each, _LogFile)]:
+            root.removeHandler(former)
+            former.close()
+        handler = _LogFile(path, mode="a", encoding="utf-8", errors="backslashreplace")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
+        root.addHandler(handler)
 
     def say(self, text: str) -> None:
         """Writes one message to stderr, on rank 0."""

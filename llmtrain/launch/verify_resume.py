@@ -23,6 +23,7 @@ from llmtrain.launch import children
 from llmtrain.launch.differences import Comparison, compare_runs
 from llmtrain.launch.ending import Ended
 from llmtrain.training import placement
+from llmtrain.training.early import REQUEUE_EXIT_CODE
 from llmtrain.training.witness import SAMPLES_VARIABLE, SIGNAL_VARIABLE
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FEWEST_STEPS = 8
-REQUEUE = 75  # `training.fit.REQUEUE_EXIT_CODE`, without importing torch for it
 # What the two runs have of their own, whatever the user's settings say.
 _OWN = ("verify.", "name=", "resume=", "paths.run_dir=", "logger=", "logger.")
 
@@ -62,7 +62,7 @@ def run(settings: DictConfig, run_dir: Path, overrides: Sequence[str]) -> dict[s
     _train(interrupted, given, {SIGNAL_VARIABLE: f"SIGKILL@{kill_at}"}, expected=-signal.SIGKILL)
     logger.info("resumed, and stopped (SIGTERM) in step %d", stop_at)
     again = [*given, "resume=auto"]
-    stopped = _train(interrupted, again, {SIGNAL_VARIABLE: f"SIGTERM@{stop_at}"}, expected=REQUEUE)
+    stopped = _train(interrupted, again, {SIGNAL_VARIABLE: f"SIGTERM@{stop_at}"}, expected=REQUEUE_EXIT_CODE)
     logger.info("resumed after step %d, to the end", stopped["step"])
     _train(interrupted, again, {}, expected=0)
     found = compare_runs(straight, interrupted, extra=[stopped["step"]], tolerance=settings.verify.tolerance)

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
-from llmtrain.training import hardware, loops
+from llmtrain.training import early, hardware, loops
 from llmtrain.training.control import RunControl
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import compact
@@ -253,6 +253,17 @@ def whole_model(trainer: pl.Trainer, module: pl.LightningModule) -> Any:
     return model.to(module.device)
 
 
+class Accept(Callback):
+    """Calls a function once the processes have met: from then on no rank refuses the run any more."""
+
+    def __init__(self, accept: Callable[[], None]) -> None:
+        self._accept = accept
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Calls it."""
+        self._accept()
+
+
 class StopOnSignal(Callback):
     """On SIGTERM, SIGINT, SIGUSR1 or SIGUSR2: finishes the step, lets it be saved, and ends. Another one ends at once.
 
@@ -288,6 +299,7 @@ class StopOnSignal(Callback):
         if threading.current_thread() is threading.main_thread():
             for number in self.SIGNALS:
                 self._former[number] = signal.signal(number, self._handle)
+            self._former |= early.disarm()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

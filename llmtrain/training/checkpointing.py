@@ -20,13 +20,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import lightning.pytorch as pl
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.checkpoint.atomic import remove_folder, remove_leftovers, whole_folder
 from llmtrain.training import state as training_state
 from llmtrain.training.state import failing_together
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl  # takes seconds, and whether a run can go on is to be said at once
 
 log = logging.getLogger(__name__)
 

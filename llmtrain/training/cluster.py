@@ -18,6 +18,7 @@ from typing import Any
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
+from llmtrain.training import early
 from llmtrain.training.lost import POLL_SECONDS
 from llmtrain.training.placement import Placement
 
@@ -90,6 +91,7 @@ class Launcher(_SubprocessScriptLauncher):
         super().__init__(cluster, num_processes, num_nodes)
         self.lost: str | None = None
         self.explained = False
+        self._lost_code = 0  # its exit code
         self._first_rank = cluster.node_rank() * num_processes
         self._over = threading.Event()
 
@@ -98,6 +100,7 @@ class Launcher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             with _local_world_size(self.num_processes):
                 self._call_children_scripts()
+            early.before_end(lambda: self.kill(signal.SIGKILL))
             threading.Thread(target=self._watch, name="watch-other-ranks", daemon=True).start()
         try:
             return function(*args, **kwargs)
@@ -115,6 +118,7 @@ class Launcher(_SubprocessScriptLauncher):
         """Whether a process has ended badly; `lost` then says which."""
         for number, process in enumerate(self.procs):
             if self.lost is None and (code := process.poll()):
+                self._lost_code = code
                 self.lost = f"rank {self._first_rank + 1 + number} {describe_exit(code)}"
         return self.lost is not None
 
@@ -123,6 +127,8 @@ class Launcher(_SubprocessScriptLauncher):
         while not self._look():
             if self._over.wait(POLL_SECONDS):
                 return
+        if early.is_armed() and self._lost_code in (early.REQUEUE_EXIT_CODE, *(-number for number in early.SIGNALS)):
+            early.end(f"a signal to another process ({self.lost})")
         if self._over.wait(GRACE_SECONDS):
             return
         if not self.explained:

@@ -7,7 +7,7 @@ setting came from. It knows neither Hydra nor the terminal's last line.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,15 @@ from lightning.pytorch.loggers import Logger
 from llmtrain.checkpoint import save_model_folder
 from llmtrain.model import Transformer
 from llmtrain.training import checkpointing, former, hardware, placement
-from llmtrain.training.callbacks import Figures, Samples, StopOnSignal
+from llmtrain.training.callbacks import Accept, Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
+from llmtrain.training.early import REQUEUE_EXIT_CODE as REQUEUE_EXIT_CODE
+from llmtrain.training.former import METRICS_FILE
 from llmtrain.training.geometry import check_intervals
 from llmtrain.training.hardware import Machine
 from llmtrain.training.loggers import (
-    METRICS_FILE,
     MetricsCsv,
     build_wandb,
     close,
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from llmtrain.generation import SamplingParams
 
 log = logging.getLogger(__name__)
-
-REQUEUE_EXIT_CODE = 75
-"""What a command ends with after a signal: the run is saved and may be queued again (sysexits' EX_TEMPFAIL)."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +128,7 @@ def fit(
     fixed: Mapping[str, Any] | None = None,
     write_model: WriteModel | None = None,
     model_name: str = "model",
+    accept: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Trains a model and leaves it in `<run_dir>/model`.
 
@@ -170,6 +169,8 @@ def fit(
         fixed: facts that a resumed run must share, by the name a user knows them under.
         write_model: writes the model folder; default: `save_model_folder` of the plain model.
         model_name: name of the model folder inside the run folder.
+        accept: called before the first thing is written into the run folder, when nothing can be refused any more; on
+            ranks above 0 once the processes have met.
 
     Raises:
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
@@ -193,7 +194,7 @@ def fit(
         **_named("trainer", {"precision": machine.precision, "compile": compile_model, **intervals}),
         "trainer.gradient_checkpointing": gradient_checkpointing,
     }  # fmt: skip
-    resumed = _prepare_resume(resume, run_dir, fresh := RunState(0, 0, 0.0, fixed=facts, free=settings))
+    resumed = _prepare_resume(resume, run_dir, fresh := RunState(0, 0, 0.0, fixed=facts, free=settings), accept)
     state = resumed.state if resumed else fresh
     if resumed and resumed.step >= total_steps:
         return _already_done(run_dir, model_name, resumed)
@@ -224,7 +225,7 @@ def fit(
         num_nodes=machine.num_nodes, optimizer=optimizer, timeout=timeout, **(strategy_options or {}),
     )  # fmt: skip
     callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm, timeout), figures, *samples, checkpoints]
-    callbacks += witnesses(run_dir, resumed_step=state.step)
+    callbacks += [Accept(accept), *witnesses(run_dir, resumed_step=state.step)]
     with library_deprecations_ignored(), memory_errors_explained(data):
         trainer = build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         _train(trainer, module, data, timeout=timeout)
@@ -299,7 +300,9 @@ def _model_writer(model: Transformer, tokenizer: Any, info: Mapping[str, Any]) -
     return write
 
 
-def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> Resumed | None:
+def _prepare_resume(
+    resume: str | Path | None, run_dir: Path, now: RunState, accept: Callable[[], None] = lambda: None
+) -> Resumed | None:
     """The checkpoint to continue from, compared with this run; `None` for a fresh start.
 
     Raises:
@@ -313,10 +316,9 @@ def _prepare_resume(resume: str | Path | None, run_dir: Path, now: RunState) -> 
             checkpointing.check_resumable(checkpoint, state, now)
         log.info("resuming at step %d from %s", state.step, checkpoint.path)
         resumed = Resumed(checkpoint, state)
-    elif resume is not None:
-        log.info("resume=auto: %s has no checkpoint yet, so the run starts afresh", run_dir)
     if placement.here().is_first:
         former.make_way(run_dir, resume=resume, checkpoint=checkpoint)
+        accept()
         checkpointing.tidy(run_dir)
     return resumed
 

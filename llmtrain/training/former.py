@@ -1,8 +1,9 @@
 """What a run folder holds of former sessions, and whether a session that does not go on from there may begin in it.
 
-Nothing that training has brought about is replaced without being asked: a model, an adapter, results and checkpoints
-refuse a fresh start. Figures alone are left by a run that was killed before it had anything else; its steps come again.
-Knows names of files; not what is in them, nor how training resumes.
+Nothing that a run has come to is replaced without being asked. What a run leaves that was ended before its first
+checkpoint, the model of a first validation included, is replaced when `resume=auto` asks for the run to go on: its
+steps come again. Knows names of files; not what is in them, nor how training resumes. Imports no Lightning, so that all
+this is said in the first second.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from llmtrain.training.checkpointing import Checkpoint, list_checkpoints
-from llmtrain.training.loggers import METRICS_FILE, read_rows
+from llmtrain.training.checkpointing import FOLDER, Checkpoint, list_checkpoints
 
 log = logging.getLogger(__name__)
 
-RESULTS = ("model", "adapter", "results.json")
-"""What a run leaves when it has come to something; the first two from its first validation on."""
+METRICS_FILE = "metrics.csv"
+RESULTS_FILE = "results.json"
+"""Written at the end of a run."""
+LEFT = ("model", "adapter", RESULTS_FILE, METRICS_FILE)
+"""What a run leaves beside checkpoints; the first two from its first validation on."""
 
 
 def make_way(run_dir: Path, *, resume: str | Path | None, checkpoint: Checkpoint | None) -> None:
@@ -32,19 +35,43 @@ def make_way(run_dir: Path, *, resume: str | Path | None, checkpoint: Checkpoint
     """
     if checkpoint is not None and run_dir.resolve() in checkpoint.path.resolve().parents:
         return
-    there = [name for name in RESULTS if (run_dir / name).exists()]
-    metrics = run_dir / METRICS_FILE
     elsewhere = "name=… or paths.run_dir=… starts one elsewhere"
     if list_checkpoints(run_dir):
         raise ValueError(f"{run_dir} holds another run; resume=auto continues it, {elsewhere}.")
-    if there or (resume is None and metrics.exists()):
-        what = " and ".join(there or [METRICS_FILE])
+    there = _left(run_dir)
+    if there and (str(resume) != "auto" or RESULTS_FILE in there):
+        replaced = "" if resume is None else f", so resume={resume} would replace it"
+        again = "removing the folder" if RESULTS_FILE in there else "resume=auto"
         raise ValueError(
-            f"{run_dir} holds another run ({what}) and no checkpoint that it could go on from"
-            f"{'' if resume is None else f', so resume={resume} would replace it'}; {elsewhere}, and removing the "
-            "folder starts it again (trainer.checkpoint_every=… saves checkpoints)."
+            f"{run_dir} holds another run ({' and '.join(there)}) and no checkpoint that it could go on from"
+            f"{replaced}; {elsewhere}, and {again} starts it again (trainer.checkpoint_every=… saves checkpoints)."
         )
-    if metrics.exists():
-        steps = len(read_rows(metrics))
-        log.warning("%s: a former session ended before its first checkpoint; its figures (%d rows of %s) come again",
-                    run_dir, steps, METRICS_FILE)  # fmt: skip
+
+
+def check_no_run(folder: Path) -> None:
+    """Refuses a folder for several runs that holds one itself.
+
+    Raises:
+        ValueError: it does.
+    """
+    there = [name for name in _left(folder) if name != RESULTS_FILE] + [FOLDER] * (folder / FOLDER).is_dir()
+    if there:
+        raise ValueError(f"{folder} holds a run ({' and '.join(there)}), not several; name=… takes another folder.")
+
+
+def tell_fresh_start(run_dir: Path, *, resume: str | Path | None) -> None:
+    """Says of `resume=auto` that nothing is there to go on from, so that a mistyped name does not go unseen."""
+    if str(resume) != "auto" or list_checkpoints(run_dir):
+        return
+    if there := _left(run_dir):
+        log.warning(
+            "resume=auto: the run in %s was ended before its first checkpoint; it starts afresh, and %s come again",
+            run_dir,
+            " and ".join(there),
+        )
+    else:
+        log.warning("resume=auto: there is no run in %s yet; a new one starts", run_dir)
+
+
+def _left(run_dir: Path) -> list[str]:
+    return [name for name in LEFT if (run_dir / name).exists()]

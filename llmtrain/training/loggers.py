@@ -21,7 +21,6 @@ from llmtrain.training import placement, wandb_server
 
 log = logging.getLogger(__name__)
 
-METRICS_FILE = "metrics.csv"
 STEP = "step"
 _UNWRITTEN_SECONDS = 30.0  # twice W&B's interval
 _RUN_ID_FILE = "wandb_run_id.txt"

@@ -21,6 +21,7 @@ from llmtrain.data.records import read_examples
 from llmtrain.evaluation import score_task
 from llmtrain.generation import Engine
 from llmtrain.launch import evaluate, finetune, task_examples
+from llmtrain.launch.base_model import base_model
 from llmtrain.launch.composing import compose
 from llmtrain.model import ModelConfig, build_model
 from llmtrain.tokenizer import Tokenizer, byte_tokenizer
@@ -149,7 +150,7 @@ def test_a_base_that_is_exchanged_before_its_hash_is_taken_is_read_again(tmp_pat
 
     monkeypatch.setattr(checkpoint, "folder_state_hash", exchange_first)
     settings = compose("finetune", [f"model={base}"]).settings
-    loaded, state_hash = finetune._base_model(settings, base, tmp_path)
+    loaded, state_hash = base_model(settings, base, tmp_path)
     assert state_hash == take(base)
     assert torch.equal(loaded.model.model.norm.weight, other["model.norm.weight"])
 
@@ -188,8 +189,11 @@ def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):
     """Old merged weights never pass for new ones."""
     tune(base, tmp_path)
     merged = content(tmp_path / "model")
+    (tmp_path / "results.json").write_text("{}")  # as the command leaves it at its end
     for override in ("seed=1", "resume=auto"):  # by default it saves no checkpoint
-        with pytest.raises(ValueError, match=r"holds another run \(model and adapter\) and no checkpoint"):
+        with pytest.raises(
+            ValueError, match=r"holds another run \(model and adapter and results.json and .*no checkpoint"
+        ):
             tune(base, tmp_path, override)
     assert content(tmp_path / "model") == merged
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) > 1
@@ -323,3 +327,19 @@ def test_an_adapter_is_no_base(base, tmp_path):
     with pytest.raises(ValueError, match="give its merged model folder"):
         tune(Path(results["adapter"]), tmp_path / "second")
     tune(Path(results["run_dir"]), tmp_path / "third")  # the run means its merged model
+
+
+def test_a_refused_base_model_does_not_replace_the_copy_of_the_runs_own(tmp_path):
+    """Of a base whose tokenizer lacks the role markers the run keeps a copy with them, which its adapter needs."""
+    one = make_base(tmp_path / "one", tokenizer_without_roles(), never_seen=[])
+    other = make_base(tmp_path / "other", tokenizer_without_roles(), never_seen=[])
+    state = load_file(other / "model.safetensors")
+    state["model.norm.weight"] += 1
+    config, tokenizer = load_model_folder(one).config, load_model_folder(one).tokenizer
+    save_model_folder(other, config=config, state_dict=state, tokenizer=tokenizer, info={})
+    overrides = ["trainer.max_steps=2", "trainer.checkpoint_every=2", "optim.warmup_steps=0"]
+    tune(one, tmp_path / "run", *overrides)
+    before = content(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the base model's weights was .* and is"):
+        tune(other, tmp_path / "run", *overrides, "resume=auto")
+    assert content(tmp_path / "run") == before

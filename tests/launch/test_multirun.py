@@ -124,6 +124,32 @@ def test_what_cannot_start_is_refused_in_a_sentence(tmp_path, fake_environment, 
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "failed.log"]
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["seed=1,nan"], "run seed=nan: seed=nan must be a whole number"),
+        (["seed=1,2", "hydra/launcher=submitit_local", "optim.warmup_steps=500"], "run seed=1: optim.warmup_steps=500"),
+        (["seed=1,2"], "run seed=2: {folder}/seed=2 holds another run (model) and no checkpoint"),
+        (["seed=1,3", "name=single"], "runs/pretrain/single holds a run (metrics.csv), not several"),
+    ],
+)
+def test_every_run_is_refused_before_the_first_starts(tmp_path, monkeypatch, overrides, sentence):
+    from llmtrain.launch.main import COMMANDS
+    from llmtrain.launch.multirun import Multirun
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "pretrain" / "several"
+    (folder / "seed=2" / "model").mkdir(parents=True)
+    (folder.parent / "single").mkdir()
+    (folder.parent / "single" / "metrics.csv").touch()
+    arguments = [*TOY, "data=python_docs", "name=several", *overrides]
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (compared as text: the sentences hold brackets)
+        Multirun(COMMANDS["pretrain"], arguments, ROOT / "configs").prepare()
+    assert sentence.format(folder=folder) in str(error.value)
+    assert not (folder / "seed=1").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_for_each_run_and_a_signal_that_stops_them_all(tmp_path, fake_environment):

@@ -241,7 +241,7 @@ def test_bad_settings_are_refused_in_a_sentence(tmp_path, corpus, monkeypatch, o
 
 
 REFUSED_LIGHTLY = """
-import importlib, sys
+import importlib, pathlib, sys
 from llmtrain.launch.composing import compose
 light = True
 for command, *overrides in {cases}:
@@ -249,7 +249,8 @@ for command, *overrides in {cases}:
     if command == "now torch":
         continue
     try:
-        importlib.import_module(f"llmtrain.launch.{{command}}").run(compose(command, overrides).settings, None)
+        settings = compose(command, overrides).settings
+        importlib.import_module(f"llmtrain.launch.{{command}}").run(settings, pathlib.Path("held"))
     except ValueError as error:
         print(error)
     found = {{"lightning", "deepspeed", "peft", "transformers", "datasets", *["torch"] * light}} & set(sys.modules)

@@ -55,15 +55,18 @@ def trained_on(monkeypatch) -> list[tuple[list[int], list[list[int]]]]:
 
 
 def trained(command: str, run_dir: Path, *overrides: str) -> None:
-    """A run as the edge starts it: its config.yaml is there first."""
+    """A run as the edge starts it: its settings are in config.yaml once it is accepted."""
     import importlib
 
     from omegaconf import OmegaConf
 
     settings = compose(command, [*SMALL, *overrides]).settings
     run_dir.mkdir(parents=True)
-    OmegaConf.save(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)), run_dir / "config.yaml")
-    importlib.import_module(f"llmtrain.launch.{command}").run(settings, run_dir)
+
+    def accept() -> None:
+        OmegaConf.save(OmegaConf.create(OmegaConf.to_container(settings, resolve=True)), run_dir / "config.yaml")
+
+    importlib.import_module(f"llmtrain.launch.{command}").run(settings, run_dir, accept)
 
 
 def shown(tmp_path: Path, *overrides: str) -> dict[str, Any]:
@@ -152,11 +155,21 @@ def test_the_examples_of_a_fine_tuning_step(tmp_path, trained_on, tiny_config, b
         (["step=0"], "step=0 must be a whole number of at least 1"),
         (["step=1"], "there is no run in"),
         (["step=1", "run=nowhere"], "run=nowhere is no run folder"),
+        (["step=nan"], "step=nan must be a whole number of at least 1"),
+        (["step=1.5"], "step=1.5 must be a whole number"),
+        (["samples=[a]"], "a sample id in samples=a must be a whole number of at least 0."),
+        (["samples=[99999999999999999999999]"], "a sample id in samples=1e+23 must be below 2^53."),
+        (["samples=3"], "samples=3 must be a list of sample ids, such as [12, 345]."),
+        (["step=1", "limit=0"], "limit=0 must be a whole number of at least 1, or null."),
+        (["step=1", "run={prepared}"], "was not trained, so it has no steps; give runs/pretrain/<name>."),
     ],
 )
 def test_what_cannot_be_shown_is_refused(tmp_path, overrides, message):
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    (prepared / "config.yaml").write_text("data: {kind: files}\n")
     with pytest.raises(ValueError) as error:  # noqa: PT011 (compared as text: the sentences hold brackets)
-        shown(tmp_path, *overrides)
+        shown(tmp_path, *(each.format(prepared=prepared) for each in overrides))
     assert message in str(error.value)
 
 
@@ -167,6 +180,8 @@ def test_samples_and_texts_that_are_not_there_are_refused(tmp_path):
     trained("pretrain", run, *PRETRAIN, *data, "trainer.checkpoint_every=3")
     with pytest.raises(ValueError, match=r"there is no sample 1000000: the run has the ids 0 … \d+"):
         shown(tmp_path, f"run={run}", "samples=[1000000]")
+    with pytest.raises(ValueError, match=r"step=4 is beyond the end of the run, which has 3 steps."):
+        shown(tmp_path, f"run={run}", "step=4")
     texts[0].write_text("something else\n" * 100)
     with pytest.raises(ValueError, match="the data's fingerprint differs from that of"):
         shown(tmp_path, f"run={run}", "step=1")

@@ -125,14 +125,19 @@ def test_resume_auto_in_an_empty_folder_starts_afresh(train, tmp_path):
     assert train(tmp_path, steps=2, resume="auto").resumed_from == 0
 
 
-def test_resume_auto_after_a_kill_before_the_first_model_starts_afresh(train, tmp_path, caplog):
-    """Nothing is there but figures, which come again; a job that is queued again has to get ahead."""
-    train(tmp_path, steps=4, checkpoint_every=None, validates=False)
+@pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
+def test_resume_auto_after_a_kill_before_the_first_checkpoint_starts_afresh(train, tmp_path, lora):
+    """Figures and the model of the first validation come again: a job that is queued again has to get ahead."""
+    options = {"steps": 6, "checkpoint_every": None, "lora": lora}
+    train(tmp_path, **options)
     expected = metrics(tmp_path)
-    shutil.rmtree(tmp_path / "model")
-    assert train(tmp_path, steps=4, checkpoint_every=None, validates=False, resume="auto").resumed_from == 0
+    name = "adapter" if lora else "model"
+    former = tensors(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"another run \({name} and metrics.csv\) .*, and resume=auto starts it"):
+        train(tmp_path, **options)
+    assert train(tmp_path, **options, resume="auto").resumed_from == 0
     assert metrics(tmp_path) == expected
-    assert "ended before its first checkpoint; its figures (4 rows of metrics.csv) come again" in caplog.text
+    assert_equal(tensors(tmp_path / name), former)
 
 
 def content(folder):
@@ -140,26 +145,35 @@ def content(folder):
 
 
 @pytest.mark.parametrize("lora", [False, True], ids=["model", "adapter"])
-@pytest.mark.parametrize("steps", [12, 6], ids=["finished", "killed after its first validation"])
-def test_resume_auto_does_not_replace_a_model_without_a_checkpoint(train, tmp_path, lora, steps):
-    train(tmp_path, steps=steps, checkpoint_every=None, lora=lora)
+def test_resume_auto_does_not_replace_an_ended_run_without_a_checkpoint(train, tmp_path, lora):
+    train(tmp_path, steps=12, checkpoint_every=None, lora=lora)
+    (tmp_path / "results.json").write_text("{}")  # as the command leaves it at its end
     before = content(tmp_path)
-    name = "adapter" if lora else "model"
-    with pytest.raises(ValueError, match=rf"another run \({name}\) and no checkpoint.* resume=auto would replace"):
+    sentence = r"another run \((model|adapter) and results.json and metrics.csv\) and no checkpoint.* resume=auto would"
+    with pytest.raises(ValueError, match=sentence):
         train(tmp_path, steps=12, checkpoint_every=None, lora=lora, resume="auto")
     assert content(tmp_path) == before
 
 
-def test_resume_auto_does_not_replace_results_without_a_model(train, tmp_path):
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"holds another run \(results.json\) and no checkpoint"):
-        train(tmp_path, steps=2, resume="auto")
+def test_nothing_is_written_before_the_run_is_accepted(train, tmp_path):
+    """Nor is it accepted before everything was compared."""
+    train(tmp_path, steps=3)
+    before, seen = content(tmp_path), []
+    with pytest.raises(ValueError, match="seed was 0 and is 1"):
+        train(tmp_path, steps=6, seed=1, resume="auto", accept=lambda: seen.append(None))
+    assert (content(tmp_path), seen) == (before, [])
+    train(tmp_path, steps=6, resume="auto", accept=lambda: seen.append(content(tmp_path)))
+    assert seen[0] == before
+    assert content(tmp_path) != before
 
 
 def test_a_checkpoint_of_another_run_does_not_replace_a_run(train, tmp_path):
     """`resume=<path> name=<a run that is there>`: figures of two runs would be mixed, and the model replaced."""
     train(tmp_path / "one", steps=3)
-    for every, sentence in ((3, "holds another run; resume=auto continues it"), (None, r"holds another run \(model\)")):
+    for every, sentence in (
+        (3, "holds another run; resume=auto continues it"),
+        (None, r"holds another run \(model and metrics"),
+    ):
         other = tmp_path / f"other-{every}"
         train(other, steps=6, checkpoint_every=every)
         before = content(other)

@@ -19,8 +19,11 @@ HERE = Path(__file__).resolve()
 catalogue.config_dir = lambda: HERE.parent / "configs"
 
 
-def run(settings, run_dir):
+def run(settings, run_dir, accept=None):
     mode = settings.mode
+    if mode.startswith("accepted "):
+        mode = mode.removeprefix("accepted ")
+        accept()
     if mode == "chatter":
         chatter()
     elif mode == "text":
