@@ -339,7 +339,7 @@ def test_a_refused_base_model_does_not_replace_the_copy_of_the_runs_own(tmp_path
     save_model_folder(other, config=config, state_dict=state, tokenizer=tokenizer, info={})
     overrides = ["trainer.max_steps=2", "trainer.checkpoint_every=2", "optim.warmup_steps=0"]
     tune(one, tmp_path / "run", *overrides)
-    before = content(tmp_path / "run")
+    before = content(tmp_path / "run" / "base")
     with pytest.raises(ValueError, match=r"the base model's weights was .* and is"):
         tune(other, tmp_path / "run", *overrides, "resume=auto")
-    assert content(tmp_path / "run") == before
+    assert content(tmp_path / "run" / "base") == before
