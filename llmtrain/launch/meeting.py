@@ -91,7 +91,7 @@ def wait_for(folder: Path, *, rank: int, timeout: float) -> None:
             told = True
             print(
                 f"[rank {rank}] waits for rank 0 to make {folder}; if nobody started a rank 0, stop this and unset the "
-                f"variables that call it rank {rank} (RANK, LOCAL_RANK, NODE_RANK)",
+                f"variables that call it rank {rank} (RANK and the like)",
                 file=sys.stderr,
                 flush=True,
             )

@@ -330,12 +330,12 @@ def test_what_all_ranks_find_rank_0_says(fake_environment):
 
 def test_a_warning_is_said_once_however_often_the_machine_is_looked_at(monkeypatch, caplog):
     from llmtrain.launch.composing import compose
-    from llmtrain.launch.fitting import check_training
+    from llmtrain.launch.fitting import check_machine
     from llmtrain.training import hardware
 
     monkeypatch.setattr(hardware, "has_native_bf16", lambda accelerator: False)
     settings = compose("pretrain", ["trainer.precision=bf16", "trainer.accelerator=cpu"]).settings
-    check_training(settings)
+    check_machine(settings)
     assert hardware.resolve_machine("cpu", 1, 1, "bf16").precision == "bf16"
     said = [record.message for record in caplog.records if "no bf16 arithmetic" in record.message]
     assert len(said) == 1
