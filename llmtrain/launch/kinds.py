@@ -109,7 +109,7 @@ def list_of(item: Kind, *, least: int = 0) -> Kind:
             return size
         faults = ((each, item.fault(each)) for each in value)
         wrong = next(((each, expected) for each, expected in faults if expected), None)
-        return wrong and f"a list with {wrong[1]} in each place, which {as_written(wrong[0])} is not"
+        return wrong and f"a list in which each value is {wrong[1]}, and {as_written(wrong[0])} is not"
 
     return Kind(fault)
 

@@ -7,7 +7,6 @@ from its config.yaml, on one process whatever the run had. Only reads; a run tha
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +69,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     if (settings.step is None) == (settings.samples is None):
         given = "both are given" if settings.step is not None else "neither is given"
         raise ValueError(f"show-batch takes step=… or samples=[…] ({given}): llmtrain show-batch step=37.")
-    _check_numbers(settings)
     folder = _run_folder(settings)
     config: Any = OmegaConf.load(folder / "config.yaml")
     if "trainer" not in config:
@@ -92,21 +90,6 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         "ids": ids,
         "samples": [asdict(each) for each in samples],
     }
-
-
-def _check_numbers(settings: DictConfig) -> None:
-    from llmtrain.training.ranges import check_whole, shown
-
-    if settings.step is not None:
-        check_whole("step", settings.step, least=1)
-    if settings.limit is not None:
-        check_whole("limit", settings.limit, least=1, otherwise=", or null")
-    if settings.samples is None:
-        return
-    if not isinstance(settings.samples, Sequence) or isinstance(settings.samples, str):
-        raise ValueError(f"samples={shown(settings.samples)} must be a list of sample ids, such as [12, 345].")
-    for number in settings.samples:
-        check_whole("a sample id in samples", number, least=0)
 
 
 def _check_step(step: int | None, steps: int | None) -> None:

@@ -157,10 +157,13 @@ def test_the_examples_of_a_fine_tuning_step(tmp_path, trained_on, tiny_config, b
         (["step=1", "run=nowhere"], "run=nowhere is no run folder"),
         (["step=nan"], "step=nan must be a whole number of at least 1"),
         (["step=1.5"], "step=1.5 must be a whole number"),
-        (["samples=[a]"], "a sample id in samples=a must be a whole number of at least 0."),
-        (["samples=[99999999999999999999999]"], "a sample id in samples=1e+23 must be below 2^53."),
-        (["samples=3"], "samples=3 must be a list of sample ids, such as [12, 345]."),
-        (["step=1", "limit=0"], "limit=0 must be a whole number of at least 1, or null."),
+        (
+            ["samples=[a]"],
+            "samples=[a] must be a list in which each value is a whole number of at least 0, and a is not",
+        ),
+        (["samples=[99999999999999999999999]"], "samples=[1e+23] must be a list in which each value is below 2^53"),
+        (["samples=3"], "samples=3 must be a list, in brackets"),
+        (["step=1", "limit=0"], "limit=0 must be a whole number of at least 1, or null ("),
         (["step=1", "run={prepared}"], "was not trained, so it has no steps; give runs/pretrain/<name>."),
     ],
 )
@@ -206,12 +209,13 @@ def test_a_run_that_overflows_ends_in_a_sentence_whose_command_works(tmp_path, f
     former = tmp_path / "runs" / "pretrain" / "former"
     former.mkdir(parents=True)
     (former.parent / "latest").symlink_to("former")
-    huge = ["optim=adamw", "optim.lr=1e30", "optim.schedule=constant", "trainer.max_skipped_steps=2"]
+    huge = ["optim=adamw", "optim.lr=1000", "optim.weight_decay=1000", "optim.schedule=constant"]
+    huge += ["trainer.max_skipped_steps=2"]
     sizes = ["trainer.max_steps=50", "trainer.checkpoint_every=1", "trainer.val_every=1", "data.paths=[texts]"]
     done = program("pretrain", *PRETRAIN, *sizes, *huge, "trainer.accelerator=cpu", "name=huge")
     assert done.returncode == 2, done.stderr
     sentence = done.stderr.splitlines()[-1]
-    assert sentence.startswith("error: step 3 was the 2nd in a row to be skipped (trainer.max_skipped_steps=2)")
+    assert sentence.startswith("error: step 5 was the 2nd in a row to be skipped (trainer.max_skipped_steps=2)")
     assert done.stdout == ""
     run = tmp_path / "runs" / "pretrain" / "huge"
     assert (run.parent / "latest").resolve() == run
