@@ -246,6 +246,7 @@ def test_a_checkpoint_takes_what_the_plan_says(tmp_path, monkeypatch):
         assert found == pytest.approx(said[part], rel=0.05)
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.timeout(900)

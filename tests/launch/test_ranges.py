@@ -82,8 +82,8 @@ def test_every_odd_value_is_refused_by_name_or_means_something(monkeypatch):
         ("optim.muon_steps=2.5", "optim.muon_steps=2.5 must be a whole number from 1 to 100 (Newton–Schulz "),
         ("optim.grad_clip=0", "optim.grad_clip=0 must be a number above 0, or null (largest "),
         ("optim.lr=1e300", "optim.lr=1e+300 must be a number above 0 and at most 1,000 (highest learning rate of "),
-        ("optim.betas=[0.9,x]", "optim.betas=[0.9, x] must be a list with a number of at least 0 and below 1 in each "
-         "place, which x is not"),
+        ("optim.betas=[0.9,x]", "optim.betas=[0.9, x] must be a list in which each value is a number of at least 0 and "
+         "below 1, and x is not"),
         ("optim.betas=[0.9]", "optim.betas=[0.9] must be two numbers"),
         ("strategy.offload_optimizer=null", "strategy.offload_optimizer=null must be true or false (keep the "),
         ("logger.project=a/b", "logger.project=a/b must be a name of at most 128 characters without any of / "),
