@@ -242,6 +242,8 @@ def _report(error: Exception, command: Command, folder: RunFolder | None, termin
         folder.rescue_log()
     if lost:
         terminal.say(f"error: {error}")
+        if folder is not None:
+            folder.leave()
         logging.shutdown()
         os._exit(1)  # at its exit the interpreter would take leave of processes that do not answer
     if terminal.rank == 0:
