@@ -62,13 +62,10 @@ def tiny_model(tiny_config: Callable[..., ModelConfig]) -> Transformer:
     return build_model(tiny_config(), seed=0).eval()
 
 
-@pytest.fixture(scope="session")
-def llama_tok() -> Tokenizer:
-    """Bytes and the role markers in the manner of Llama: `<s>` stands in front of every text."""
+def llama_bytes() -> Any:
+    """Bytes with `<s>` and `</s>`, as a `tokenizers.Tokenizer` that puts nothing in front of a text yet."""
     import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, processors
-
-    from llmtrain.tokenizer import Tokenizer
+    from tokenizers import decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"<s>": 0, "</s>": 1} | {character: 2 + number for number, character in enumerate(alphabet)}
@@ -76,6 +73,17 @@ def llama_tok() -> Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in ("<s>", "</s>")])
+    return inner
+
+
+@pytest.fixture(scope="session")
+def llama_tok() -> Tokenizer:
+    """Bytes and the role markers in the manner of Llama: `<s>` stands in front of every text."""
+    from tokenizers import processors
+
+    from llmtrain.tokenizer import Tokenizer
+
+    inner = llama_bytes()
     inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return Tokenizer(inner.to_str(), bos_token="<s>").with_special_tokens()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.launch.inference import load_model, make_engine
+from llmtrain.launch.task_examples import NOT_THE_TASKS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_TASK = "zh_number"
 # What the remembered settings of a task hold besides what says which items it has.
-_NOT_THE_TASKS = ("kind", "max_length", "data_dir")
+_NOT_THE_ITEMS = (*NOT_THE_TASKS, "data_dir")
 
 
 def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def _task_settings(settings: DictConfig, loaded: LoadedModel) -> Iterator[tuple[
     given: Any = OmegaConf.to_container(settings.tasks.settings, resolve=True)
     for name in [names] if isinstance(names, str) else names:
         kept = own if own.get("kind") == name else {}
-        values = {key: value for key, value in kept.items() if key not in _NOT_THE_TASKS}
+        values = {key: value for key, value in kept.items() if key not in _NOT_THE_ITEMS}
         yield name, values | (given.get(name) or {})
     unused = sorted(set(given) - set([names] if isinstance(names, str) else names))
     if unused:

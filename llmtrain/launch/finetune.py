@@ -94,16 +94,10 @@ def _check_settings(settings: DictConfig, *, here: bool = True) -> BatchGeometry
     _check_data(settings)
     check_anywhere(settings)
     processes = check_machine(settings).world_size if here else 1
-    if adapter.kind not in ("lora", "none"):
-        raise ValueError(f"adapter.kind={adapter.kind!r} must be lora or none.")
     if adapter.kind == "lora":
-        if adapter.train_tokens not in ("auto", "none"):
-            raise ValueError(f"adapter.train_tokens={adapter.train_tokens!r} must be auto or none.")
         from llmtrain.adapters import check_adapter
 
         check_adapter(adapter.r, adapter.lora_alpha, adapter.lora_dropout, adapter.target_modules)
-    if settings.evaluation.max_rows < 1:
-        raise ValueError(f"evaluation.max_rows={settings.evaluation.max_rows} must be at least 1.")
     rows, size = trainer.batch_examples, trainer.micro_batch_size
     batch = divide_batch(rows, micro_batch_size=size, world_size=processes)
     checked_length(settings, rows=rows)

@@ -28,7 +28,7 @@ SEED = whole(0, 2**63 - 1)
 COUNT = whole(1)
 SHARE = number(least=0, below=1)
 LONGEST_TIMEOUT = 10**9  # seconds, 31 years; torch counts milliseconds in 64 bits and dates end before those do
-LARGEST_VOCABULARY = 2**20  # four times the largest in use; the trainer of `tokenizers` aborts the process far beyond
+LARGEST_VOCABULARY = 2**20  # `tokenizer.train`'s limit, whose import would cost every command 40 ms; a test compares
 MOST_COMPLETIONS = 100_000
 
 _COMMANDS: dict[str, Kind] = {

@@ -25,7 +25,7 @@ from llmtrain.launch.ending import Ended
 from llmtrain.launch.folders import RunFolder
 from llmtrain.launch.reading import literal
 from llmtrain.launch.sweeps import Sweep, read_sweep
-from llmtrain.training import placement
+from llmtrain.training import early, placement
 from llmtrain.training.former import check_no_run
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ROOT = "llmtrain_multirun"
-# Those that a training handles. Submitit has Slurm send the last, and its own handler would end the job unsaved.
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Those that a training handles. Submitit has Slurm send SIGUSR2, and its own handler would end the job unsaved.
+_SIGNALS = (signal.SIGINT, *early.SIGNALS)
 # Given once for all runs: the folder that theirs are in.
 _FOLDERS = ("name=", "paths.run_dir=")
 

@@ -43,8 +43,11 @@ def check(settings: DictConfig, run_dir: Path, *, here: bool) -> None:
     Raises:
         ValueError: A setting that cannot work, or a folder that holds another run.
     """
-    rows = check_settings(settings).rows if here else check_anywhere(settings)
-    checked_length(settings, rows=rows, row_tokens=settings.data.sequence_length)
+    if here:
+        rows = check_settings(settings).rows
+    else:
+        rows = check_anywhere(settings)
+        checked_length(settings, rows=rows, row_tokens=settings.data.sequence_length)
     check_folder(settings, run_dir, _known(settings, rows))
 
 
@@ -91,8 +94,6 @@ def _run_length(settings: DictConfig, batch: BatchGeometry, prepared: PreparedCo
 def _prompts(setting: str | Sequence[str], start: Start) -> list[str]:
     """The fixed prompts, checked; `auto` takes the openings of held-out texts."""
     if setting != "auto":
-        if isinstance(setting, str):
-            raise ValueError(f"callbacks.prompts={setting!r} must be auto or a list of texts.")
         for text in setting:
             if not start.tokenizer.encode(text):
                 raise ValueError(f"callbacks.prompts: {text!r} has no tokens; leave it out.")

@@ -24,7 +24,7 @@ VAL_EXAMPLES = 128
 """As many training examples are set aside at most, where the settings do not say."""
 
 # What the settings of a task hold besides the arguments of its function.
-_NOT_THE_TASKS = ("kind", "max_length")
+NOT_THE_TASKS = ("kind", "max_length")
 
 
 def task_from(settings: DictConfig) -> Task:
@@ -34,7 +34,7 @@ def task_from(settings: DictConfig) -> Task:
     from llmtrain.data.tasks import build_task
 
     values: dict[str, Any] = OmegaConf.to_container(settings.data, resolve=True)  # type: ignore[assignment]
-    return build_task(values["kind"], **{key: value for key, value in values.items() if key not in _NOT_THE_TASKS})
+    return build_task(values["kind"], **{key: value for key, value in values.items() if key not in NOT_THE_TASKS})
 
 
 def examples_from(settings: DictConfig, base: LoadedModel, task: Task) -> tuple[list[Example], list[Example]]:

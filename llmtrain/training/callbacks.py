@@ -275,8 +275,7 @@ class StopOnSignal(Callback):
         timeout: seconds that the ranks wait for each other.
     """
 
-    SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # what Slurm is usually told to send, and what submitit tells it
-    SIGNALS = (signal.SIGTERM, signal.SIGINT, *SCHEDULERS)
+    SIGNALS = (signal.SIGINT, *early.SIGNALS)
 
     def __init__(self, control: RunControl, *, timeout: float = 1800.0) -> None:
         self._control = control
@@ -341,7 +340,7 @@ class StopOnSignal(Callback):
     def _handle(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         if self._received:
-            if number in self.SCHEDULERS:  # which may send it to a step and to each of its processes
+            if number in early.SCHEDULERS:  # which may send it to a step and to each of its processes
                 return
             os.write(2, f"\n{name} again: ending at once.\n".encode())
             if self._kill_children is not None:

@@ -16,7 +16,8 @@ from llmtrain.training import placement
 
 REQUEUE_EXIT_CODE = 75
 """What a command ends with after a signal: the run is saved and may be queued again (sysexits' EX_TEMPFAIL)."""
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # not SIGINT: who sits at the terminal has the usual end
+SCHEDULERS = (signal.SIGUSR1, signal.SIGUSR2)  # what Slurm is usually told to send, and what submitit tells it
+SIGNALS = (signal.SIGTERM, *SCHEDULERS)  # not SIGINT: who sits at the terminal has the usual end
 
 _former: dict[int, Any] = {}
 _before: list[Callable[[], None]] = []

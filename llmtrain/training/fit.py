@@ -23,7 +23,6 @@ from llmtrain.training.callbacks import Accept, Figures, Samples, StopOnSignal
 from llmtrain.training.checkpointing import Resumed, RunState
 from llmtrain.training.control import RunControl
 from llmtrain.training.deepspeed import build_strategy
-from llmtrain.training.early import REQUEUE_EXIT_CODE as REQUEUE_EXIT_CODE
 from llmtrain.training.former import METRICS_FILE
 from llmtrain.training.geometry import check_intervals
 from llmtrain.training.hardware import Machine

@@ -101,11 +101,8 @@ class _Listener:
             try:
                 if dist.is_initialized() and _store().check([_key(0)]):
                     self.word = _store().get(_key(0)).decode()
-            except (
-                RuntimeError,
-                ValueError,
-            ):  # the store has gone, and asking it again would fill the screen with stack traces
-                return
+            except (RuntimeError, ValueError):
+                return  # the store has gone, and asking it again would fill the screen with stack traces
 
 
 @contextmanager

@@ -38,19 +38,25 @@ def test_the_last_documents() -> None:
         split(pieces, last=3)
 
 
+class Counted:
+    """A source that counts how many pieces were read, over all readings."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self._pieces = pieces
+        self.read = 0
+
+    def pieces(self) -> Iterator[Piece]:
+        for piece in self._pieces:
+            self.read += 1
+            yield piece
+
+
 @pytest.mark.parametrize("downloads", [False, True])
 def test_a_source_that_is_downloaded_is_not_read_once_more_to_be_counted(downloads: bool) -> None:
     pieces = [Piece("a", False), Piece("b", True), *documents(20)]
-    read = 0
-
-    def opened() -> Iterator[Piece]:
-        nonlocal read
-        for piece in pieces:
-            read += 1
-            yield piece
-
-    route = choose_split(opened, Validation(last=2), title="'test'", downloads=downloads)
-    assert read == (1 + 4 if downloads else 1 + len(pieces))
+    source = Counted(pieces)
+    route = choose_split(source.pieces, Validation(last=2), title="'test'", downloads=downloads)
+    assert source.read == (1 + 4 if downloads else 1 + len(pieces))
     sides = [(text, held_out) for text, _, held_out in route(iter(pieces))]
     assert sides == [(piece.text, number >= len(pieces) - 2) for number, piece in enumerate(pieces)]
 
@@ -60,16 +66,9 @@ def test_a_long_document_passes_through(validation: dict[str, float]) -> None:
     """Nothing waits for the end of a document that is larger than memory."""
     pieces = [*(Piece("text", False) for _ in range(100)), Piece("end", True), *documents(1)]
     route = choose_split(lambda: iter(pieces), Validation(**validation), title="'test'")  # type: ignore[arg-type]
-    taken = 0
-
-    def opened() -> Iterator[Piece]:
-        nonlocal taken
-        for piece in pieces:
-            taken += 1
-            yield piece
-
-    for number, _ in enumerate(route(opened()), start=1):
-        assert taken <= number
+    source = Counted(pieces)
+    for number, _ in enumerate(route(source.pieces()), start=1):
+        assert source.read <= number
 
 
 def test_a_hash_holds_out_about_its_fraction() -> None:

@@ -258,3 +258,23 @@ def test_end_tokens_of_another_kind_are_refused(stated):
     loaded = SimpleNamespace(generation={"eos_token_id": stated}, folder="m", adapter_folder=None)
     with pytest.raises(ValueError, match=r"m/generation_config\.json: eos_token_id=.* must be a token id or a list"):
         inference._eos_ids(loaded)
+
+
+def test_limits_that_stand_in_a_library_of_ours_too_are_the_same():
+    """The table is read before torch and `tokenizers` are imported, so it cannot take them from there."""
+    from llmtrain.generation import params
+    from llmtrain.model import config
+
+    largest = {
+        "sampling.temperature": params.MAX_TEMPERATURE,
+        "sampling.repetition_penalty": params.MAX_PENALTY,
+    }
+    least = {"sampling.repetition_penalty": 1 / params.MAX_PENALTY}
+    for name, low, high in config._NUMBERS:
+        least[f"model.{name}"], largest[f"model.{name}"] = low, high
+    for key, limit in largest.items():
+        assert KINDS[key].wants(limit) is None, key
+        assert KINDS[key].wants(2 * limit), key
+    for key, limit in least.items():
+        assert KINDS[key].wants(limit) is None, key
+        assert KINDS[key].wants(limit / 2 if limit else -1), key

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import processors
 
 from llmtrain.tokenizer import SPECIAL_TOKENS, Tokenizer, render_chat
+from tests.conftest import llama_bytes
 
 pytestmark = pytest.mark.medium  # importing transformers takes seconds
 
@@ -36,12 +36,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any], bool]] = {
 
 
 def write(folder: Path, post_processor: Any, config: dict[str, Any]) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {"<s>": 0, "</s>": 1} | {character: 2 + number for number, character in enumerate(alphabet)}
-    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in ("<s>", "</s>")])
+    inner = llama_bytes()
     if post_processor is not None:
         inner.post_processor = post_processor
     folder.mkdir(parents=True)
