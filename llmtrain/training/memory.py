@@ -140,10 +140,14 @@ def training_memory(
     }[zero_stage]
     states = 4 * (moments + (count if zero_stage else 0)) // share
     weights = width * count // (share if zero_stage == 3 else 1)
+    tables = config.vocab_size * config.hidden_size
+    in_heaps = on_cpu and (zero_stage in (0, 3) or 4 * max(count - tables, tables) // share < HEAP_BLOCK)
     buffers = _reduction(config, precision, zero_stage, world_size, on_cpu=on_cpu, summed=summed)
     if work.optimizer == "muon":
-        buffers = max(buffers, _muon_update(config, share, BYTES[precision]))
-    tables = config.vocab_size * config.hidden_size
+        update = _muon_update(config, share, BYTES[precision])
+        # ZeRO 2 fills its buckets while heaps, if they gave the update its blocks, still hold them.
+        held = zero_stage == 2 and in_heaps and BYTES[precision] * (count - tables) < HEAP_BLOCK
+        buffers = buffers + update if held else max(buffers, update)
     if config.tie_word_embeddings:  # the table has two gradients, of the head and of the look-up, before their sum
         buffers += 2 * width * tables
     host = 0
@@ -164,7 +168,6 @@ def training_memory(
     copies, used = 12 * count, sum(parts.values())
     if not on_cpu:
         return TrainingMemory(**parts, host=host + copies)
-    in_heaps = zero_stage in (0, 3) or 4 * max(count - tables, tables) // share < HEAP_BLOCK
     allocator = int(HEAP_SHARES[0 if in_heaps else 1] * used)
     # Between steps DeepSpeed keeps gradients only where it has a buffer of its own for all of them.
     kept = gradients if zero_stage in (0, 3) or (zero_stage == 1 and precision == "bf16") else 0

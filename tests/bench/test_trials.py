@@ -123,7 +123,18 @@ def test_so_it_is_where_activations_and_logits_are_most_of_it(precision, recompu
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("strategy", "processes"), [("deepspeed_1", 1), ("deepspeed_1", 2), ("deepspeed_2", 2)])
-def test_so_it_is_with_muon(strategy, processes):
-    case = trial(LARGE, strategy, processes, "bf16", fit={"optimizer": "muon"})
+@pytest.mark.parametrize(
+    ("strategy", "processes", "precision", "width"),
+    [
+        ("deepspeed_1", 1, "bf16", 384),
+        ("deepspeed_1", 2, "bf16", 384),
+        ("deepspeed_2", 2, "bf16", 384),  # the update's blocks come from heaps, and stay there under the buckets
+        ("deepspeed_2", 2, "fp32", 384),
+        ("deepspeed_2", 2, "bf16", 512),  # and here they do not
+    ],
+)
+def test_so_it_is_with_muon(strategy, processes, precision, width):
+    model = {**LARGE, "hidden_size": width, "intermediate_size": 8 * width // 3, "num_attention_heads": width // 64}
+    model["num_key_value_heads"] = model["num_attention_heads"] // 2
+    case = trial(model, strategy, processes, precision, fit={"optimizer": "muon"})
     assert growth(case) == pytest.approx(predicted(case).total, rel=0.15)
