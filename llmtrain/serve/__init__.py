@@ -16,6 +16,6 @@ in a table, and nothing in it ever becomes a path.
 
 from llmtrain.serve.app import Limits, create_app
 from llmtrain.serve.runner import Runner
-from llmtrain.serve.server import bind, serve
+from llmtrain.serve.server import bind, serve, served
 
-__all__ = ["Limits", "Runner", "bind", "create_app", "serve"]
+__all__ = ["Limits", "Runner", "bind", "create_app", "serve", "served"]

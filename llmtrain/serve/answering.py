@@ -48,6 +48,7 @@ class Answer(Response):
         self._runner, self._form, self._jobs, self._choices = runner, form, jobs, choices
         self._timeout = timeout
         self._started = False
+        self._last = False  # the last bytes are on their way: the client may leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer; ASGI's entry."""
@@ -71,7 +72,7 @@ class Answer(Response):
         assert task is not None
         left = asyncio.ensure_future(_left(receive))
         # A client that leaves breaks off whatever is awaited here; so does the clock.
-        left.add_done_callback(lambda _: task.cancel() if not left.cancelled() else None)
+        left.add_done_callback(lambda _: None if left.cancelled() or self._last else task.cancel())
         try:
             async with asyncio.timeout(self._timeout):
                 await (self._stream(work, send) if self._jobs[0].streamed else self._send_whole(work, send))
@@ -92,8 +93,10 @@ class Answer(Response):
         except asyncio.CancelledError:
             if not left.done():
                 raise
+            task.uncancel()
             return "cancelled"
         finally:
+            self._last = True
             left.cancel()
 
     async def _send_whole(self, work: Work, send: Send) -> None:
@@ -102,6 +105,7 @@ class Answer(Response):
         completions = _ended(await _all(work))
         body = json.dumps(whole(self._form, completions, self._choices), ensure_ascii=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        self._last = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -117,9 +121,11 @@ class Answer(Response):
                 await send({"type": "http.response.body", "body": encoder.opening(), "more_body": True})
             if text:
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        self._last = True
         await send({"type": "http.response.body", "body": encoder.closing()})
 
     async def _fail(self, error: ApiError, send: Send) -> None:
+        self._last = True
         if self._started:
             await send({"type": "http.response.body", "body": error_chunk(error.body)})
         else:

@@ -174,7 +174,7 @@ _Step = tuple[int, float | None, list[Candidate] | None]
 
 
 def _steps(completion: Completion) -> list[_Step]:
-    candidates = completion.candidates or [None] * len(completion.token_ids)
+    candidates: Sequence[list[Candidate] | None] = completion.candidates or [None] * len(completion.token_ids)
     return list(zip(completion.token_ids, completion.logprobs or (), candidates, strict=True))
 
 

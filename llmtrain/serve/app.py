@@ -6,7 +6,6 @@ Knows the runner, the schema and the tokenizer. Does not know sockets, signals o
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
@@ -207,10 +206,9 @@ class Server:
         if isinstance(prompt, str):
             return [self.tokenizer.begin(await self._encode(prompt))]
         if isinstance(prompt[0], int):
-            prompt = [prompt]  # type: ignore[list-item]
+            prompt = [prompt]
         many = [
-            self.tokenizer.begin(await self._encode(each)) if isinstance(each, str) else list(each)  # type: ignore[call-overload]
-            for each in prompt
+            self.tokenizer.begin(await self._encode(each)) if isinstance(each, str) else list(each) for each in prompt
         ]
         for ids in many:
             self._check_ids(ids, "prompt")
@@ -277,7 +275,7 @@ def create_app(
     app.add_exception_handler(ApiError, _show_error)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_fault)
-    app.add_middleware(Guard, api_key=api_key, hosts=hosts, draining=lambda: server.draining)  # type: ignore[arg-type]
+    app.add_middleware(Guard, api_key=api_key, hosts=hosts, draining=lambda: server.draining)
     return app
 
 

@@ -1,4 +1,4 @@
-"""What stands before every route: the API key, the host's name, the size of a body, and whether the server still serves.
+"""What stands before every route: the API key, the host's name, the size of a body, the end of the server.
 
 Plain ASGI, because a streamed answer passes through it chunk by chunk. Knows headers; does not know what a body means.
 """

@@ -116,13 +116,13 @@ class Metrics:
         single("prompt_tokens_total", "counter", "Prompt tokens of finished completions.", self.prompt_tokens)
         single("cached_tokens_total", "counter", "Prompt tokens that were still in a row.", self.cached_tokens)
         single("generated_tokens_total", "counter", "Tokens generated.", self.generated_tokens)
-        outcomes = sorted(self.requests.items())
+        outcomes, reasons = sorted(self.requests.items()), sorted(self.finished.items())
         add("requests_total", "counter", "HTTP requests for an answer, by outcome.", [
             f'llmtrain_requests_total{{endpoint="{endpoint}",outcome="{outcome}"}} {count}'
             for (endpoint, outcome), count in outcomes
         ])  # fmt: skip
         add("completions_total", "counter", "Completions by the reason of their end.", [
-            f'llmtrain_completions_total{{reason="{reason}"}} {count}' for reason, count in sorted(self.finished.items())
+            f'llmtrain_completions_total{{reason="{reason}"}} {count}' for reason, count in reasons
         ])  # fmt: skip
         name = "time_to_first_token_seconds"
         add(name, "histogram", "From submission to the first token.", self.first_token.lines(f"llmtrain_{name}"))

@@ -225,7 +225,7 @@ class Runner:
                         candidates=job.candidates,
                         logprobs=job.logprobs,
                         streamed=job.streamed,
-                        **adapter,  # type: ignore[arg-type]
+                        **adapter,
                     )
                 )
         except Exception as error:

@@ -1,8 +1,8 @@
 """What a request may say: the fields of OpenAI's API that are supported here, and a few of ours.
 
 A body is checked before anything else happens with it. Three kinds of fields: those that are used; those that change
-nothing here and are accepted (`user`, `metadata` …); and those that would change the answer and are not supported, which
-are refused by name unless they have the one value that asks for nothing. Any other field is refused.
+nothing here and are accepted (`user`, `metadata` …); and those that would change the answer and are not supported,
+which are refused by name unless they have the one value that asks for nothing. Any other field is refused.
 """
 
 from __future__ import annotations
@@ -230,8 +230,11 @@ class DetokenizeRequest(BaseModel):
 REQUESTS: tuple[type[BaseModel], ...] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
 # Known to the API, and refused with any value that asks for something.
 _UNSUPPORTED = frozenset(
-    "logit_bias presence_penalty frequency_penalty best_of suffix response_format tools tool_choice functions audio "
-    "function_call prediction web_search_options reasoning_effort verbosity modalities tool_calls".split()
+    (
+        *("logit_bias", "presence_penalty", "frequency_penalty", "best_of", "suffix", "response_format", "modalities"),
+        *("tools", "tool_choice", "tool_calls", "functions", "function_call", "parallel_tool_calls", "audio"),
+        *("prediction", "web_search_options", "reasoning_effort", "verbosity"),
+    )
 )
 
 

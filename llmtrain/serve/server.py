@@ -11,6 +11,8 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -105,3 +107,24 @@ async def _finish(server: _Server, shared: object, grace: float) -> None:
     if runner.open:
         logger.warning("%d completions were broken off", runner.open)
     server.should_exit = True
+
+
+@contextlib.contextmanager
+def served(app: FastAPI, taken: socket.socket) -> Iterator[str]:
+    """A server in a thread of this process, without signals, for as long as the block takes; gives its address."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=1, ws="none"
+    )
+    server = _Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]}, name="http", daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            if not thread.is_alive():
+                raise RuntimeError("the server did not start")
+            time.sleep(0.01)
+        host, port = taken.getsockname()[:2]
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
