@@ -106,11 +106,9 @@ class Server:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         asked: ChatRequest = await self._read(ChatRequest, request)
-        if asked.top_logprobs and not asked.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         model = self._known(asked.model)
         ids = await self._conversation(asked.messages)
-        logprobs = bool(asked.logprobs)
+        logprobs = bool(asked.logprobs or asked.top_logprobs)
         jobs = self._jobs(asked, model, [ids], logprobs=logprobs, candidates=asked.top_logprobs or 0)
         form = Form(
             chat=True, model=model, token_bytes=self.tokenizer.token_bytes, logprobs=logprobs,
@@ -271,7 +269,10 @@ def create_app(
     app = FastAPI(title="llmtrain", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.server = server
     _add_routes(app, server, show_page)
-    describe(app, server.models, limits or Limits())
+    describe(
+        app, server.models, max_tokens=server.limits.max_tokens, max_choices=runner.capacity,
+        vocab_size=server.tokenizer.vocab_size,
+    )  # fmt: skip
     app.add_exception_handler(ApiError, _show_error)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_fault)
