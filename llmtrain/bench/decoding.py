@@ -38,8 +38,9 @@ class DecodingPair:
     """One model folder, loaded on both sides.
 
     Args:
-        folder: The model folder; both sides decode in the dtype its weights are stored in.
+        folder: The model folder.
         device: Where to decode.
+        dtype: What both sides compute in; None is the dtype that the weights are stored in.
         prompt_tokens: Length of every prompt.
         new_tokens: Tokens to generate for each prompt.
 
@@ -47,8 +48,16 @@ class DecodingPair:
         ValueError: The folder has no model, or prompt and answer exceed its context.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device, prompt_tokens: int, new_tokens: int) -> None:
-        self._loaded: LoadedModel = load_model_folder(folder, device=device)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: torch.device,
+        prompt_tokens: int,
+        new_tokens: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._loaded: LoadedModel = load_model_folder(folder, device=device, dtype=dtype)
         if self._loaded.adapter_folder is not None:
             raise ValueError(
                 f"{folder} is an adapter, which transformers alone does not read; give the merged model folder."
@@ -59,7 +68,7 @@ class DecodingPair:
                 f"prompt_tokens={prompt_tokens} and new_tokens={new_tokens} must each be at least 1 and together at "
                 f"most {limit}, the context of {folder}."
             )
-        self._twin = TwinGenerator(self._loaded.folder, device=device)
+        self._twin = TwinGenerator(self._loaded.folder, device=device, dtype=dtype)
         self._device, self._prompt_tokens, self._new_tokens = device, prompt_tokens, new_tokens
 
     @property

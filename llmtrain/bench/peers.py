@@ -45,26 +45,41 @@ def twin_loss_sum(model: Any, input_ids: Tensor, labels: Tensor) -> Tensor:
 
 
 class TwinGenerator:
-    """`generate` of `transformers` on a model folder: greedy, with its cache.
+    """`transformers` on a model folder: `generate`, greedy with its cache, and the likelihood of a text.
 
     Args:
-        folder: The model folder; its weights keep the dtype they are stored in.
-        device: Where to decode.
+        folder: The model folder.
+        device: Where to compute.
+        dtype: What in; None is the dtype that the weights are stored in.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device) -> None:
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype | None = None) -> None:
         transformers = _quiet_transformers()
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").to(device).eval()
+        stored = "auto" if dtype is None else dtype
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=stored).to(device).eval()
         self._config = transformers.GenerationConfig.from_pretrained(folder)
         self._device = device
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int) -> list[list[int]]:
-        """Continues prompts of one length by exactly `new_tokens` tokens each; returns the new ids."""
-        inputs = torch.tensor(prompts, device=self._device)  # (B, T)
+        """Continues prompts by exactly `new_tokens` tokens each; returns the new ids. Shorter ones are left-padded."""
+        width = max(map(len, prompts))
+        inputs = torch.tensor([[0] * (width - len(prompt)) + [*prompt] for prompt in prompts], device=self._device)
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
+        mask = (torch.arange(width, device=self._device) >= width - lengths[:, None]).long()  # (B, T)
         # Without an end token nothing is checked after each token, which is the fastest that `generate` offers.
-        self._config.update(do_sample=False, max_new_tokens=new_tokens, eos_token_id=None, use_cache=True)
-        output = self._model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=self._config)
-        return output[:, inputs.shape[1] :].tolist()
+        self._config.update(
+            do_sample=False, max_new_tokens=new_tokens, eos_token_id=None, pad_token_id=0, use_cache=True
+        )
+        output = self._model.generate(inputs, attention_mask=mask, generation_config=self._config)
+        return output[:, width:].tolist()
+
+    @torch.inference_mode()
+    def score(self, context: Sequence[int], continuation: Sequence[int]) -> float:
+        """The log-probability of a continuation, by one forward pass."""
+        ids = torch.tensor([[*context, *continuation]], device=self._device)
+        logits = self._model(ids[:, :-1], logits_to_keep=len(continuation), use_cache=False).logits[0].float()
+        wanted = ids[0, len(context) :]
+        return float((logits.gather(-1, wanted[:, None])[:, 0] - logits.logsumexp(-1)).sum())
 
 
 def _quiet_transformers() -> Any:
