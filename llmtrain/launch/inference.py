@@ -52,7 +52,7 @@ def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = 
         loaded.tokenizer,
         max_rows=max_rows,
         max_length=max_length,
-        eos_ids=_eos_ids(loaded),
+        eos_ids=loaded.eos_ids,
         trained_length=loaded.info.get("trained_length"),
     )
 
@@ -89,17 +89,3 @@ def _dtype(precision: str) -> torch.dtype | None:
     import torch
 
     return {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def _eos_ids(loaded: LoadedModel) -> list[int] | None:
-    """The end tokens that the folder's generation_config.json states; None leaves them to the tokenizer."""
-    stated = loaded.generation.get("eos_token_id")
-    ids = [stated] if isinstance(stated, int) else stated
-    if ids is not None and (not isinstance(ids, list) or any(type(each) is not int for each in ids)):
-        raise ValueError(
-            f"{loaded.folder}/generation_config.json: eos_token_id={ids!r} must be a token id or a list of them"
-        )
-    if ids and loaded.adapter_folder and loaded.tokenizer.end_id is not None:
-        # A base that knew no end of turn may have an adapter that was taught it.
-        ids = [*ids, loaded.tokenizer.end_id]
-    return ids or None
