@@ -2,9 +2,10 @@
 
     python -m llmtrain.evaluation.harness --model llmtrain --model_args model=runs/pretrain/latest --tasks …
 
-is lm-eval's own command line, which knows this model then; lm-eval 0.4 finds no models of other packages by itself. All
-requests of a call are queued at once, those that begin alike next to each other, and the engine does the rest. Needs the
-extra `harness`: nothing imports this module but who wants to run lm-eval. Knows nothing of tasks and their metrics.
+is lm-eval's own command line, which knows this model then; lm-eval 0.4 finds no models of other packages by itself.
+All requests of a call are queued at once, those that begin alike next to each other, and the engine does the rest.
+Needs the extra `harness`: nothing imports this module but who wants to run lm-eval. Knows nothing of tasks and their
+metrics.
 """
 
 from __future__ import annotations

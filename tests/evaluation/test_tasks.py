@@ -45,8 +45,11 @@ def test_the_score_is_points_over_possible_points(byte_tok):
         "prompt": "2+2",
         "reference": "4",
         "prediction": "5",
+        "metric": "exact_match",
         "points": 0,
         "possible": 1,
+        "also": {},
+        "details": {},
         "finish_reason": "stop",
         "error": None,
     }
@@ -83,9 +86,9 @@ def test_a_conversation_is_asked_for_its_last_answer(byte_tok):
 def test_items_that_cannot_be_asked_score_nothing_and_are_counted(byte_tok, caplog):
     engine = AnsweringEngine(byte_tok, {"1+1": "2"})
     with caplog.at_level(logging.WARNING):
-        result = score_task(engine, ITEMS, chance=0.5)
+        result = score_task(engine, ITEMS, guess="2")
     assert result["score"] == pytest.approx(1 / 3)
-    assert result["chance"] == 0.5
+    assert result["chance"] == pytest.approx(1 / 3)  # "2" to everything
     assert result["errors"] == 2
     assert "2 of 3 items could not be answered and score 0: does not fit" in caplog.text
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from llmtrain.checkpoint import LoadedModel
 from llmtrain.data import prepare as preparing
 from llmtrain.launch import (
     bench,
@@ -23,7 +24,6 @@ from llmtrain.launch import (
     evaluate,
     finetune,
     generate,
-    inference,
     plan,
     prepare,
     show_batch,
@@ -255,9 +255,9 @@ def test_the_largest_vocabulary_is_the_trainer_s():
 
 @pytest.mark.parametrize("stated", ["4", ["4"], {"a": 1}, True])
 def test_end_tokens_of_another_kind_are_refused(stated):
-    loaded = SimpleNamespace(generation={"eos_token_id": stated}, folder="m", adapter_folder=None)
+    loaded = LoadedModel(None, None, None, {}, Path("m"), generation={"eos_token_id": stated})
     with pytest.raises(ValueError, match=r"m/generation_config\.json: eos_token_id=.* must be a token id or a list"):
-        inference._eos_ids(loaded)
+        _ = loaded.eos_ids
 
 
 def test_limits_that_stand_in_a_library_of_ours_too_are_the_same():
