@@ -53,7 +53,7 @@ def shared_prefix(prediction: str, reference: str) -> tuple[int, int]:
 
 
 def words(text: str) -> list[str]:
-    """The tokens of `token_f1`: NFKC, case folded, each Chinese or kana character one, other letters and digits in runs.
+    """The tokens of `token_f1`: NFKC, case folded, each Chinese or kana character, runs of other letters and digits.
 
     Punctuation is left out: `GPT-4 很好！` → [gpt, 4, 很, 好].
     """

@@ -122,7 +122,7 @@ def _check_names(names: Sequence[str], settings: DictConfig) -> None:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice:
         raise ValueError(
-            f"two of the tasks are called {twice}, as the files of tasks.files={list(settings.tasks.files)} are called by "
+            f"two of the tasks are called {twice}, and files of tasks.files={list(settings.tasks.files)} are called by "
             "their names: rename one, or evaluate them one after the other"
         )
 

@@ -66,7 +66,8 @@ _COMMANDS: dict[str, Kind] = {
     "harness.num_fewshot": whole(0).or_null(),
     "harness.chat": SWITCH,
     # compare
-    "runs": list_of(TEXT),
+    "a": TEXT.or_null(),
+    "b": TEXT.or_null(),
     "shown": whole(0),
     # tokenize
     "text": ANY_TEXT.or_null(),

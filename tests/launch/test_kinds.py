@@ -19,6 +19,7 @@ from llmtrain.data import prepare as preparing
 from llmtrain.launch import (
     bench,
     catalogue,
+    compare,
     composing,
     edge,
     evaluate,
@@ -118,6 +119,7 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
     ("finetune", ["data=jsonl", "data.paths=[examples.jsonl]"], tuning, ("data",)),
     ("generate", ["prompt=x", "model=nowhere"], to_the_model(generate.run), ()),
     ("evaluate", ["model=nowhere"], to_the_model(evaluate.run), ()),
+    ("compare", ["a=nowhere", "b=nowhere"], to_the_model(compare.run), ()),
     ("tokenize", ["text=x", "model=nowhere"], to_the_model(tokenize.run), ("text", "ids", "model", "name")),
     ("show-batch", ["step=1", "run=nowhere"], to_the_model(show_batch.run), ()),
     ("bench", ["model=nowhere"], bench._checked_parts, ()),
@@ -126,14 +128,15 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
 ]  # fmt: skip
 # Where the path itself says enough.
 PATHS = {f"data.{name}" for name in ("path", "paths", "data_files", "test_paths", "validation_paths")}
-PATHS |= {"paths.data_dir", "model", "run", "init", "resume", "shards_dir"}
+PATHS |= {"a", "b", "paths.data_dir", "model", "run", "init", "resume", "shards_dir"}
 # Where the fault is that two settings do not fit together, the other one may be named.
 TOGETHER = {
     "trainer.micro_batch_size": "trainer", "trainer.num_nodes": "processes", "trainer.devices": "processes",
     "data.train_examples": "examples", "data.test_examples": "examples", "data.max_number": "max_number",
     "data.first_year": "first_year", "data.last_year": "last_year", "data.metric": "metric",
     "model.hidden_size": "head_dim", "model.num_attention_heads": "heads", "model.num_key_value_heads": "heads",
-    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "data.kind": "data.",
+    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "tasks.also": "metric",
+    "data.kind": "data.",
 }  # fmt: skip
 
 
