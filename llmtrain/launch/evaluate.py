@@ -272,5 +272,5 @@ def _table(
     for name, figures in theirs.items():
         for metric, value in figures.items():
             if isinstance(value, float | int) and "stderr" not in metric:
-                lines.append(f"{name:<28}{value:8.3f}   lm-eval's {metric}")
+                lines.append(f"{name:<28}{value:8.4g}   lm-eval's {metric}")
     return "\n".join(lines) or "nothing was measured: give data=…, shards_dir=… or tasks=…"

@@ -88,6 +88,8 @@ def evaluate(settings: DictConfig, loaded: LoadedModel, manager: Any, team: Team
     from llmtrain.evaluation.harness import EngineLM
     from llmtrain.launch.inference import make_engine
 
+    if team.rank:  # which would only say again what rank 0 says
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
     section = settings.harness
     engine = make_engine(loaded, max_rows=settings.max_rows)
     name = str(loaded.adapter_folder or loaded.folder)
