@@ -41,7 +41,7 @@ HOMES = {
     "deepspeed": ("llmtrain/training/deepspeed/",),
     "peft": ("llmtrain/adapters/attach.py",),
     "transformers": ("llmtrain/bench/",),
-    "lm_eval": ("llmtrain/evaluation/harness.py", "llmtrain/launch/harness.py"),
+    "lm_eval": ("llmtrain/evaluation/harness.py", "llmtrain/launch/harness.py", "llmtrain/bench/harness.py"),
 }
 
 

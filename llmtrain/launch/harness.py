@@ -1,7 +1,7 @@
 """lm-eval's tasks as part of `evaluate`: which ones, asked of the engine, and their figures and items as ours are kept.
 
-The only module beside the adapter itself that knows lm-eval, which is imported when a task of its is asked for. Knows
-settings by name; how a model is asked is `llmtrain.evaluation.harness`'s.
+Beside the adapter itself and its measurement only this module knows lm-eval, which is imported when a task of its is
+asked for. Knows settings by name; how a model is asked is `llmtrain.evaluation.harness`'s.
 """
 
 from __future__ import annotations
