@@ -33,8 +33,12 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     Raises:
         ValueError: A folder or file is no evaluation, or they have no task, or no item, in common.
     """
-    if settings.a is None or settings.b is None:
-        raise ValueError("compare takes two evaluations: llmtrain compare runs/evaluate/first runs/evaluate/second")
+    missing = [key for key in ("a", "b") if settings[key] is None]
+    if missing:
+        raise ValueError(
+            f"{missing[0]}=null, and compare takes two evaluations: llmtrain compare runs/evaluate/first "
+            "runs/evaluate/second"
+        )
     first, second = _tasks(Path(settings.a), "a"), _tasks(Path(settings.b), "b")
     if Path(settings.a).is_file() and Path(settings.b).is_file():
         first, second = {"items": next(iter(first.values()))}, {"items": next(iter(second.values()))}

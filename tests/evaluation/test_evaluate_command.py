@@ -312,7 +312,7 @@ def test_compare_reads_runs_and_files_and_says_what_is_wrong(folder, tmp_path, c
     assert "not compared: 1 items of A alone, 0 of B alone" in caplog.text
     assert "only B 5" in caplog.text
     for arguments, message in (
-        ([f"a={items}"], "compare takes two evaluations"),
+        ([f"a={items}"], "b=null, and compare takes two evaluations"),
         ([f"a={items}", "b=nowhere"], "b=nowhere does not exist"),
         ([f"a={tmp_path / 'data'}", f"b={items}"], "holds no items-<task>.jsonl"),
         ([f"a={evaluation}", f"b={better}"], "has the tasks zh_number and b=.* has better: compare two"),
