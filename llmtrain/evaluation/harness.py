@@ -290,7 +290,7 @@ class FolderLM(EngineLM):
     Args:
         model: The folder.
         batch_size: The most requests that run at once; `auto` takes 64.
-        device: `cpu` or `cuda`; None takes the GPU if there is one.
+        device: `cpu` or `cuda`, which takes the CPU where there is no GPU; None is `cuda`.
         precision: `fp32`, `bf16`, `fp16`, or `auto`: as the folder stores it.
         max_length: The most tokens of context and continuation; None takes the model's context.
         max_batch_size: Not used; lm-eval passes it.
@@ -316,7 +316,10 @@ class FolderLM(EngineLM):
         dtypes = {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         if precision not in dtypes:
             raise ValueError(f"precision={precision}: give one of {', '.join(dtypes)}")
-        where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        where = device or "cuda"
+        if where.startswith("cuda") and not torch.cuda.is_available():  # lm-eval's command line asks for cuda:0 itself
+            where = "cpu"
+            logger.info("there is no GPU that torch can use: the model runs on the CPU")
         loaded = load_model_folder(model, device=torch.device(where), dtype=dtypes[precision])
         rows = 64 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
         engine = Engine(

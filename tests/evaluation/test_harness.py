@@ -105,6 +105,13 @@ def test_a_family_with_a_begin_of_text_token_gets_exactly_one(llama_tok, tiny_co
     assert whole == pytest.approx(parts, abs=1e-5)
 
 
+def test_lm_evals_default_device_is_no_obstacle(folder):
+    model = harness.FolderLM(str(folder), device=None if torch.cuda.is_available() else "cuda:0", batch_size=1)
+    assert model.engine.max_rows == 1
+    with pytest.raises(ValueError, match="precision=int8: give one of auto, fp32, bf16, fp16"):
+        harness.FolderLM(str(folder), precision="int8")
+
+
 @pytest.fixture
 def asked(folder):
     return harness.FolderLM(str(folder), device="cpu", batch_size=2)
