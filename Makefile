@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c const
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate generate serve show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare generate serve show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -71,6 +71,9 @@ finetune: $(STAMP) ## fine-tune the latest model on a task with LoRA, and compar
 
 evaluate: $(STAMP) ## bits per byte and task scores of the latest model
 	@$(RUN) scripts/evaluate.py
+
+compare: $(STAMP) ## two evaluations item by item: ARGS="runs/evaluate/first runs/evaluate/second"
+	@$(RUN) scripts/compare.py
 
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py

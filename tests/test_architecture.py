@@ -45,6 +45,7 @@ HOMES = {
     "starlette": ("llmtrain/serve/",),
     "uvicorn": ("llmtrain/serve/",),
     "pydantic": ("llmtrain/serve/",),
+    "lm_eval": ("llmtrain/evaluation/harness.py", "llmtrain/launch/harness.py", "llmtrain/bench/harness.py"),
 }
 
 

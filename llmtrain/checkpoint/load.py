@@ -49,6 +49,24 @@ class LoadedModel:
     adapter_folder: Path | None = None
     generation: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def eos_ids(self) -> list[int] | None:
+        """The end tokens that `generation_config.json` states; None leaves them to the tokenizer.
+
+        Raises:
+            ValueError: It states something else than ids.
+        """
+        stated = self.generation.get("eos_token_id")
+        ids = [stated] if isinstance(stated, int) else stated
+        if ids is not None and (not isinstance(ids, list) or any(type(each) is not int for each in ids)):
+            raise ValueError(
+                f"{self.folder}/generation_config.json: eos_token_id={ids!r} must be a token id or a list of them"
+            )
+        if ids and self.adapter_folder and self.tokenizer.end_id is not None:
+            # A base that knew no end of turn may have an adapter that was taught it.
+            ids = [*ids, self.tokenizer.end_id]
+        return ids or None
+
 
 @dataclass(frozen=True)
 class _Files:

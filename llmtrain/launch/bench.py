@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "decode", "prepare", "memory", "training-memory", "equality")
+PARTS = ("train", "decode", "prepare", "memory", "training-memory", "equality", "harness")
 _BUSY = 0.5  # load per core at the start from which the figures are called rough
 _WARMUP_ROUNDS = 1
 
@@ -256,6 +256,22 @@ class _Bench:
             name, what = f"decode_batch_{size}", f"decoding, batch {size},"
             found.append(Comparison(name, what, ratio, "transformers' generate", "tokens/s", 1.3))
             facts[f"equal_tokens_batch_{size}"] = round(result.agreement, 4)
+        return found
+
+    def harness(self) -> list[Comparison]:
+        """The adapter for lm-eval beside lm-eval's own `hf`, for each kind of request."""
+        from llmtrain.bench import harness
+        from llmtrain.bench.results import Comparison
+
+        folder, size = self._model_folder(), max(self.settings.batch_sizes)
+        pair = harness.HarnessPair(folder, device=self.device.type, batch_size=size, questions=40)
+        self.facts["harness"] = {"model": str(folder), "batch_size": size, "difference": {}}
+        found = []
+        for kind in harness.KINDS:
+            laps, difference = pair.measure(kind, self.rounds(), report=self.report(f"lm-eval, {kind}", "requests/s"))
+            self.facts["harness"]["difference"][kind] = difference
+            ratio = laps.compare(harness.FRAMEWORK, harness.TWIN)
+            found.append(Comparison(f"harness_{kind}", f"lm-eval, {kind},", ratio, harness.TWIN, "requests/s", None))
         return found
 
     def _model_folder(self) -> Path:

@@ -36,7 +36,7 @@ def compare(
         Scores of `base`, `finetuned` and `chance`, and of the task's own baselines.
     """
     from llmtrain.checkpoint import load_model_folder
-    from llmtrain.evaluation import score_task
+    from llmtrain.evaluation import score_answers, score_task
     from llmtrain.launch.inference import make_engine
     from llmtrain.training.hardware import resolve_accelerator
 
@@ -44,9 +44,11 @@ def compare(
     results: dict[str, TaskResult] = {}
     for name, folder in folders.items():
         engine = make_engine(load_model_folder(folder, device=torch_device), max_rows=max_rows)
-        results[name] = score_task(engine, list(task.test), metric=task.metric, chance=task.chance, warns=not results)
+        results[name] = score_task(engine, list(task.test), metric=task.metric, guess=task.guess, warns=not results)
     base, finetuned = results["base"], results["finetuned"]
-    scores = {"base": base["score"], "finetuned": finetuned["score"], "chance": task.chance, **task.baselines}
+    references = [item["reference"] for item in finetuned["items"]]
+    baselines = {name: score_answers(task.metric, answers, references) for name, answers in task.baselines.items()}
+    scores = {"base": base["score"], "finetuned": finetuned["score"], "chance": finetuned["chance"], **baselines}
     logger.info(_table(task, scores))
     logger.info(_answers(base, finetuned))
     with answers_file.open("w", encoding="utf-8") as file:

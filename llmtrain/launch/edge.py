@@ -52,6 +52,7 @@ class Command:
         name: What the user types.
         summary: One line for the help.
         positional: The key that arguments without `=` go to; None refuses them.
+        positionals: The keys that arguments without `=` go to one by one, where there are several.
         text_on_stdout: What the command prints is its product and goes to stdout, before the JSON.
         takes_overrides: Its `run` is also given the arguments as typed, as `overrides`.
         keeps_folder: A run folder is always made; otherwise only when `name` or `paths.run_dir` is given.
@@ -62,6 +63,7 @@ class Command:
     name: str
     summary: str
     positional: str | None = None
+    positionals: tuple[str, ...] = ()
     text_on_stdout: bool = False
     keeps_folder: bool = True
     takes_overrides: bool = False

@@ -1,4 +1,4 @@
-"""`llmtrain evaluate`: bits per byte on token shards and scores on tasks, of any model folder or adapter.
+"""`llmtrain evaluate`: bits per byte on token shards, scores on tasks and on lm-eval's, of any model folder or adapter.
 
 Finds out what to measure on, joins the parts, and prints the table; measuring is `llmtrain.evaluation`'s.
 """
@@ -8,154 +8,129 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch import harness
 from llmtrain.launch.inference import load_model, make_engine
+from llmtrain.launch.measured_text import data_of, shards_from, task_names
 from llmtrain.launch.task_examples import NOT_THE_TASKS
+from llmtrain.launch.teaming import check_team, working_together
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from llmtrain.checkpoint import LoadedModel
+    from llmtrain.data.questions import Question
     from llmtrain.data.shards import ShardSet
-    from llmtrain.data.tasks import Task
-    from llmtrain.evaluation import BitsPerByte
+    from llmtrain.data.tasks import Item, Task
+    from llmtrain.evaluation import BitsPerByte, ItemResult, TaskResult, Team
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_TASK = "zh_number"
 # What the remembered settings of a task hold besides what says which items it has.
 _NOT_THE_ITEMS = (*NOT_THE_TASKS, "data_dir")
+_FIGURES = ("metric", "score", "interval", "chance", "n", "stopped", "errors", "metrics")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be scored: a task's items, and by what; for questions with choices there is no metric to choose."""
+
+    name: str
+    items: Sequence[Item | Question]
+    metrics: tuple[str, ...] = ()
+    guess: str | None = None
+    baselines: Mapping[str, Sequence[str]] | None = None
 
 
 def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     """Measures one model; every answer to a task goes to `items-<task>.jsonl` in the run folder.
 
     Returns:
-        `val_bpb` and `val_loss` (None when nothing was measured on) and `tasks`: per task its score, chance, and more.
+        `val_bpb` and `val_loss` (None when nothing was measured on), `tasks`: per task its score, interval, chance, and
+        more, and `harness`: lm-eval's figures by task.
 
     Raises:
         ValueError: The model, the shards or a task is not there, or they do not belong together.
     """
     started = time.perf_counter()
     _check(settings)
-    loaded = load_model(settings)
-    shards = _shards(settings, loaded)
-    tasks = [_task(name, values, settings) for name, values in _task_settings(settings, loaded)]
-    measured = _bits_per_byte(settings, loaded, shards) if shards else None
-    scores = {task.name: _score(settings, loaded, task, run_dir) for task in tasks}
-    logger.info(_table(measured, scores))
+    place = check_team(settings)
+    loaded = load_model(settings, local_rank=place.local_rank or 0)
+    shards = shards_from(settings, loaded)
+    tasks = [*_tasks(settings, loaded), *_own_files(settings)]
+    _check_names([*(task.name for task in tasks), *settings.harness.tasks], settings)
+    foreign = harness.find_tasks(settings.harness)
+    with working_together(settings, run_dir) as team:
+        measured = _bits_per_byte(settings, loaded, shards, team) if shards else None
+        results = {task.name: _score(settings, loaded, task, team) for task in tasks}
+        theirs = harness.evaluate(settings, loaded, foreign, team) if foreign else harness.Outcome()
+    if team.rank:
+        return {}
+    scores = {task.name: _figures(task, results[task.name]) for task in tasks}
+    if run_dir.is_dir():
+        for name, result in results.items():
+            _write_items(run_dir / f"items-{name}.jsonl", result["items"])
+        for name, items in theirs.items.items():
+            _write_items(run_dir / f"items-{name}.jsonl", items)
+    logger.info(_table(measured, scores, theirs.figures))
     return {
         "command": "evaluate",
         "model": str(loaded.adapter_folder or loaded.folder),
         "shards": str(shards.folder) if shards else None,
         "val_bpb": measured and measured["bpb"],
+        "val_bpb_interval": measured and measured["interval"],
         "val_loss": measured and measured["loss"],
         "val_tokens": measured and measured["tokens"],
         "val_bytes": measured and measured["bytes"],
         "tasks": scores,
+        "harness": theirs.figures,
+        "processes": team.size,
         "seconds": round(time.perf_counter() - started, 2),
     }
 
 
 def _check(settings: DictConfig) -> None:
     """Everything that can be checked without the model: raises `ValueError` in the first second."""
-    from llmtrain.data.tasks import TASKS
-
     names = settings.tasks.names
-    unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in (*TASKS, "auto")]
+    unknown = [name for name in ([names] if isinstance(names, str) else names) if name not in (*_known(), "auto")]
     if unknown:
-        raise ValueError(f"there is no task {unknown[0]!r}: choose one of {', '.join(TASKS)}")
+        raise ValueError(f"there is no task {unknown[0]!r}: choose one of {', '.join(_known())}")
     if settings.shards_dir not in (None, "auto"):
         if settings.get("data") is not None:
             raise ValueError("both shards_dir and data say what to measure on: give one of them")
         if not Path(settings.shards_dir).is_dir():
             raise ValueError(f"no token shards at {settings.shards_dir}: run `llmtrain prepare` to make them")
-    if settings.tasks.metric is not None:
-        from llmtrain.evaluation.metrics import find_metric
+    from llmtrain.evaluation.metrics import find_metric
 
-        find_metric(settings.tasks.metric)
+    for metric in [*filter(None, [settings.tasks.metric]), *settings.tasks.also]:
+        find_metric(metric)
+    harness.check(settings.harness)
+
+
+def _known() -> tuple[str, ...]:
+    from llmtrain.data.tasks import TASKS
+
+    return tuple(TASKS)
+
+
+def _check_names(names: Sequence[str], settings: DictConfig) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ValueError(
+            f"two of the tasks are called {twice}, and files of tasks.files={list(settings.tasks.files)} are called by "
+            "their names: rename one, or evaluate them one after the other"
+        )
 
 
 # Bits per byte
 
 
-def _shards(settings: DictConfig, loaded: LoadedModel) -> ShardSet | None:
-    """The shards to measure on: those named, those of the corpus named, or the model's own validation text."""
-    from llmtrain.data.shards import ShardSet
-
-    if settings.shards_dir is None:
-        return None
-    if settings.shards_dir != "auto":
-        folder = Path(settings.shards_dir)
-        shards = ShardSet.open(folder / "val" if (folder / "val").is_dir() else folder)
-    elif settings.get("data") is not None:
-        shards = _prepared(settings, settings.data, loaded)
-    else:
-        found = _own_shards(settings, loaded)
-        if found is None:
-            return None
-        shards = found
-    shards.check_tokenizer(loaded.tokenizer)
-    return shards
-
-
-def _own_shards(settings: DictConfig, loaded: LoadedModel) -> ShardSet | None:
-    """The validation text of the model's pretraining: found by its fingerprint, or prepared again."""
-    from omegaconf import OmegaConf
-
-    from llmtrain.data.shards import ShardSet
-
-    pretraining = _pretraining(loaded.info)
-    fingerprint = pretraining.get("data_fingerprint")
-    if fingerprint:
-        folders = sorted((Path(settings.paths.data_dir) / "shards").glob(f"*-{fingerprint[:12]}/val/manifest.json"))
-        for folder in folders:
-            shards = ShardSet.open(folder.parent)
-            if shards.manifest["tokenizer_hash"] == loaded.tokenizer.hash:
-                return shards
-    data = _data_of(pretraining)
-    if data and data.get("kind") not in _task_names():
-        return _prepared(settings, OmegaConf.create(dict(data)), loaded)
-    logger.warning(
-        "%s does not say what text it was trained on, so there are no bits per byte: give data=… or shards_dir=…",
-        loaded.folder,
-    )
-    return None
-
-
-def _pretraining(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is remembered of the pretraining: of a fine-tuned model, that of its base, or of its base's base."""
-    while isinstance(info.get("base"), Mapping):
-        info = info["base"]
-    return info
-
-
-def _data_of(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section `data` of the settings that a model folder remembers."""
-    config = info.get("config")
-    data = config.get("data") if isinstance(config, Mapping) else None
-    return data if isinstance(data, Mapping) else None
-
-
-def _prepared(settings: DictConfig, data: DictConfig, loaded: LoadedModel) -> ShardSet:
-    """The validation shards of a corpus, made with the model's own tokenizer unless they are there."""
-    from omegaconf import OmegaConf
-
-    from llmtrain.data.prepare import prepare
-    from llmtrain.launch.prepare import corpus_from
-
-    if data.get("kind") in _task_names():
-        raise ValueError(
-            f"data={data.kind} is a task and has no text to measure bits per byte on: say tasks={data.kind} instead"
-        )
-    corpus = corpus_from(OmegaConf.create({"data": data, "paths": settings.paths}))
-    return prepare(corpus, loaded.tokenizer, data_dir=settings.paths.data_dir).val
-
-
-def _bits_per_byte(settings: DictConfig, loaded: LoadedModel, shards: ShardSet) -> BitsPerByte:
+def _bits_per_byte(settings: DictConfig, loaded: LoadedModel, shards: ShardSet, team: Team) -> BitsPerByte:
     from llmtrain.evaluation import bits_per_byte
 
     context = loaded.config.max_position_embeddings
@@ -163,22 +138,31 @@ def _bits_per_byte(settings: DictConfig, loaded: LoadedModel, shards: ShardSet) 
     if not 1 <= length <= context:
         raise ValueError(f"sequence_length must lie in 1 … {context}, the model's context, got {length}")
     logger.info("bits per byte on %s, windows of %d tokens …", shards.folder, length)
+    tokenizer = loaded.tokenizer
+    special = set(tokenizer.special_ids.values())
     return bits_per_byte(
         loaded.model,
         shards,
         sequence_length=length,
-        eos_id=loaded.tokenizer.eos_id,
+        eos_id=tokenizer.eos_id,
         batch_size=settings.batch_size,
+        token_bytes=[
+            0 if each in special else len(tokenizer.token_bytes(each)) for each in range(tokenizer.vocab_size)
+        ],
+        team=team,
     )
 
 
 # Tasks
 
 
-def _task_names() -> frozenset[str]:
-    from llmtrain.data.tasks import TASKS
-
-    return frozenset(TASKS)
+def _tasks(settings: DictConfig, loaded: LoadedModel) -> Iterator[_Asked]:
+    for name, values in _task_settings(settings, loaded):
+        task = _task(name, values, settings)
+        metric = settings.tasks.metric or task.metric
+        baselines = task.baselines if metric == task.metric else None
+        items = list(task.test)[: settings.tasks.examples]
+        yield _Asked(task.name, items, (metric, *settings.tasks.also), task.guess, baselines)
 
 
 def _task_settings(settings: DictConfig, loaded: LoadedModel) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -189,10 +173,10 @@ def _task_settings(settings: DictConfig, loaded: LoadedModel) -> Iterator[tuple[
     """
     from omegaconf import OmegaConf
 
-    own = _data_of(loaded.info) or {}
+    own = data_of(loaded.info) or {}
     names: Any = OmegaConf.to_container(settings.tasks, resolve=True)["names"]  # type: ignore[call-overload,index]
     if names == "auto":
-        names = [own["kind"]] if own.get("kind") in _task_names() else [DEFAULT_TASK]
+        names = [own["kind"]] if own.get("kind") in task_names() else [DEFAULT_TASK]
     given: Any = OmegaConf.to_container(settings.tasks.settings, resolve=True)
     for name in [names] if isinstance(names, str) else names:
         kept = own if own.get("kind") == name else {}
@@ -213,33 +197,80 @@ def _task(name: str, values: dict[str, Any], settings: DictConfig) -> Task:
     return build_task(name, **values)
 
 
-def _score(settings: DictConfig, loaded: LoadedModel, task: Task, run_dir: Path) -> dict[str, Any]:
-    """Score one task and keep its answers."""
-    from llmtrain.evaluation import score_task
+def _own_files(settings: DictConfig) -> Iterator[_Asked]:
+    """The user's own items, all of which are asked: each file is a task, called as the file is."""
+    from llmtrain.data.files import find_files
+    from llmtrain.data.json_values import SUFFIXES
+    from llmtrain.data.questions import read_questions
 
-    items = list(task.test)[: settings.tasks.examples]
-    metric = settings.tasks.metric or task.metric
-    logger.info("%s: %d items …", task.name, len(items))
-    engine = make_engine(loaded, max_rows=min(settings.max_rows, len(items)))
-    chance = task.chance if metric == task.metric else None  # the task's own is by its own metric
-    result = score_task(engine, items, metric=metric, chance=chance)
-    if run_dir.is_dir():
-        with (run_dir / f"items-{task.name}.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(item, ensure_ascii=False) + "\n" for item in result["items"])
-    figures = {key: result[key] for key in ("metric", "score", "chance", "n", "stopped", "errors")}
-    return figures | ({"baselines": dict(task.baselines)} if task.baselines and metric == task.metric else {})
+    for file in find_files(list(settings.tasks.files), SUFFIXES) if settings.tasks.files else []:
+        conversations, questions = read_questions(file)
+        if conversations and questions:
+            raise ValueError(
+                f"{file} holds {len(questions)} items with choices and {len(conversations)} without, which are scored "
+                "by different metrics: give two files"
+            )
+        name = file.name.partition(".")[0]
+        if questions:
+            yield _Asked(name, questions[: settings.tasks.examples])
+        else:
+            metrics = (settings.tasks.metric or "exact_match", *settings.tasks.also)
+            yield _Asked(name, conversations[: settings.tasks.examples], metrics)
 
 
-def _table(measured: BitsPerByte | None, scores: Mapping[str, Mapping[str, Any]]) -> str:
+def _score(settings: DictConfig, loaded: LoadedModel, asked: _Asked, team: Team) -> TaskResult:
+    from llmtrain.evaluation import score_choices, score_task
+
+    logger.info("%s: %d items …", asked.name, len(asked.items))
+    engine = make_engine(loaded, max_rows=min(settings.max_rows, max(1, len(team.deal(asked.items)))))
+    items: Any = asked.items
+    if not asked.metrics:
+        return score_choices(engine, items, team=team)
+    return score_task(engine, items, metric=asked.metrics, guess=asked.guess, team=team)
+
+
+def _figures(asked: _Asked, result: TaskResult) -> dict[str, Any]:
+    from llmtrain.evaluation import score_answers
+
+    figures: dict[str, Any] = {key: result[key] for key in _FIGURES}  # type: ignore[literal-required]
+    if asked.baselines:
+        references = [item["reference"] for item in result["items"]]
+        figures["baselines"] = {
+            name: score_answers(result["metric"], answers[: len(references)], references)
+            for name, answers in asked.baselines.items()
+        }
+    return figures
+
+
+def _write_items(file: Path, items: Iterable[ItemResult | Mapping[str, Any]]) -> None:
+    with file.open("w", encoding="utf-8") as opened:
+        opened.writelines(json.dumps(item, ensure_ascii=False) + "\n" for item in items)
+
+
+def _table(
+    measured: BitsPerByte | None, scores: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]
+) -> str:
     lines = []
     if measured:
-        lines.append(f"{'bits per byte':<28}{measured['bpb']:8.4f}   on {measured['bytes']:,} bytes")
+        low, high = measured["interval"]
+        lines.append(
+            f"{'bits per byte':<28}{measured['bpb']:8.4f}   {low:.4f} … {high:.4f} on {measured['bytes']:,} bytes"
+        )
         lines.append(f"{'loss (nats per token)':<28}{measured['loss']:8.4f}   on {measured['tokens']:,} tokens")
     if scores:
-        lines.append(f"{'task':<28}{'score':>8}{'chance':>9}{'items':>7}   measure")
+        lines.append(f"{'task':<28}{'score':>8}{'95 % interval':>17}{'chance':>9}{'items':>7}   measure")
     for name, result in scores.items():
-        measure = result["metric"].replace("_", " ")
-        lines.append(f"{name:<28}{result['score']:8.3f}{result['chance']:9.3f}{result['n']:7d}   {measure}")
+        for metric, found in result["metrics"].items():
+            low, high = found["interval"]
+            shown = name if metric == result["metric"] else ""
+            lines.append(
+                f"{shown:<28}{found['score']:8.3f}{low:9.3f} … {high:.3f}{found['chance']:9.3f}{result['n']:7d}   "
+                f"{metric.replace('_', ' ')}"
+            )
         for baseline, score in result.get("baselines", {}).items():
             lines.append(f"{'  ' + baseline.replace('_', ' '):<28}{score:8.3f}")
+    for name, figures in theirs.items():
+        for metric, value in figures.items():
+            if isinstance(value, float | int) and "stderr" not in metric:
+                lines.append(f"{name:<28}{value:8.4g}   lm-eval's {metric}")
     return "\n".join(lines) or "nothing was measured: give data=…, shards_dir=… or tasks=…"

@@ -23,8 +23,13 @@ logger = logging.getLogger(__name__)
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
-def load_model(settings: DictConfig) -> LoadedModel:
+def load_model(settings: DictConfig, *, local_rank: int = 0) -> LoadedModel:
     """The model that `model`, `device` and `precision` name.
+
+    Args:
+        settings: Those of the command.
+        local_rank: Of several processes on this machine, which one this is: each takes a GPU of its own if there are
+            enough.
 
     Raises:
         ValueError: No model there, or no such device or precision.
@@ -33,7 +38,7 @@ def load_model(settings: DictConfig) -> LoadedModel:
         raise ValueError(f"precision={settings.precision}: give one of {', '.join(PRECISIONS)}")
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(settings.device)):
         raise ValueError(f"device={settings.device}: give auto, cpu or cuda")
-    device, dtype = _device(settings.device), _dtype(settings.precision)
+    device, dtype = _device(settings.device, local_rank), _dtype(settings.precision)
     from llmtrain.checkpoint import load_model_folder
 
     loaded = load_model_folder(settings.model, device=device, dtype=dtype)
@@ -52,7 +57,7 @@ def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = 
         loaded.tokenizer,
         max_rows=max_rows,
         max_length=max_length,
-        eos_ids=_eos_ids(loaded),
+        eos_ids=loaded.eos_ids,
         trained_length=loaded.info.get("trained_length"),
     )
 
@@ -70,9 +75,11 @@ def sampling_params(section: DictConfig, **changes: Any) -> SamplingParams:
     return params
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str, local_rank: int = 0) -> torch.device:
     import torch
 
+    if name in ("auto", "cuda") and local_rank and torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cpu":
@@ -89,17 +96,3 @@ def _dtype(precision: str) -> torch.dtype | None:
     import torch
 
     return {"auto": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-
-
-def _eos_ids(loaded: LoadedModel) -> list[int] | None:
-    """The end tokens that the folder's generation_config.json states; None leaves them to the tokenizer."""
-    stated = loaded.generation.get("eos_token_id")
-    ids = [stated] if isinstance(stated, int) else stated
-    if ids is not None and (not isinstance(ids, list) or any(type(each) is not int for each in ids)):
-        raise ValueError(
-            f"{loaded.folder}/generation_config.json: eos_token_id={ids!r} must be a token id or a list of them"
-        )
-    if ids and loaded.adapter_folder and loaded.tokenizer.end_id is not None:
-        # A base that knew no end of turn may have an adapter that was taught it.
-        ids = [*ids, loaded.tokenizer.end_id]
-    return ids or None

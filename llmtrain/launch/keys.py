@@ -69,6 +69,18 @@ _COMMANDS: dict[str, Kind] = {
     "tasks.examples": COUNT.or_null(),
     "tasks.settings": MAPPING,
     "tasks.metric": TEXT.or_null(),
+    "tasks.also": list_of(TEXT),
+    "tasks.files": list_of(TEXT),
+    "devices": COUNT.or_word("auto"),
+    "harness.tasks": list_of(TEXT),
+    "harness.include_path": TEXT.or_null(),
+    "harness.limit": COUNT.or_null(),
+    "harness.num_fewshot": whole(0).or_null(),
+    "harness.chat": SWITCH,
+    # compare
+    "a": TEXT.or_null(),
+    "b": TEXT.or_null(),
+    "shown": whole(0),
     # tokenize
     "text": ANY_TEXT.or_null(),
     "ids": ANYTHING,  # also one id, or several in one text

@@ -27,6 +27,7 @@ COMMANDS = {
         Command("pretrain", "train a model from random weights on token shards", trains=True),
         Command("finetune", "fine-tune a model folder on a task, by LoRA or whole", trains=True),
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
+        Command("compare", "compare two evaluations item by item", positionals=("a", "b"), keeps_folder=False),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
         Command("serve", "answer requests over HTTP, and show a page to chat on", keeps_folder=False),
         Command("show-batch", "print the texts of one step of a run", text_on_stdout=True, keeps_folder=False),
@@ -101,6 +102,9 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
             overrides.append(argument)
         else:
             texts.append(argument)
+    if len(texts) <= len(command.positionals):
+        overrides += [f"{key}={text}" for key, text in zip(command.positionals, texts, strict=False)]
+        texts = []
     if texts and command.positional is None:
         return _refuse(f"{texts[0]!r} is not of the form key=value, and {command.name} takes nothing else")
     if given_ids:
@@ -146,7 +150,7 @@ def describe_settings(command: Command, configs: Path, arguments: Sequence[str] 
 
     Groups chosen in `arguments` show the keys of that option (`llmtrain prepare data=files --help`).
     """
-    text = f' ["{command.positional}"]' if command.positional else ""
+    text = f' ["{command.positional}"]' if command.positional else "".join(f" {key}" for key in command.positionals)
     lines = [
         f"llmtrain {command.name} — {command.summary}",
         "",

@@ -32,8 +32,10 @@ def task_from(settings: DictConfig) -> Task:
     from omegaconf import OmegaConf
 
     from llmtrain.data.tasks import build_task
+    from llmtrain.evaluation.metrics import find_metric
 
     values: dict[str, Any] = OmegaConf.to_container(settings.data, resolve=True)  # type: ignore[assignment]
+    find_metric(values.get("metric", "exact_match"))
     return build_task(values["kind"], **{key: value for key, value in values.items() if key not in NOT_THE_TASKS})
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrain.data.examples import encode_examples
-from llmtrain.data.tasks import TASKS, Task, build_task, chance_score, score
+from llmtrain.data.tasks import TASKS, Task, build_task
 from llmtrain.data.tasks.date_iso import FORMS
 from llmtrain.data.tasks.hsk_pinyin import (
     MEMBER,
@@ -34,7 +34,7 @@ def test_generated_tasks_are_repeatable_and_their_parts_never_meet(name: str) ->
     answers = [{item["completion"] for item in part} for part in (task.train, task.test)]
     assert not answers[0] & answers[1]
     assert task.metric == "exact_match"
-    assert task.chance == 0  # answers are all different, so the most common of training is never one of the test
+    assert task.guess == task.train[0]["completion"]  # answers are all different: the first met
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -113,7 +113,6 @@ def test_dates_come_in_six_forms_in_equal_parts() -> None:
         ("zh_number", {"test_examples": 0}, "at least one training and one test example"),
         ("date_iso", {"first_year": 2000, "last_year": 2001}, "date_iso can give 2 .. 731 examples from 2000 to 2001"),
         ("date_iso", {"first_year": 900}, "needs 1000 <= first_year <= last_year <= 9999, got 900 and 2099"),
-        ("jsonl", {"paths": "x", "metric": "rouge"}, "there is no metric 'rouge': choose one of exact_match"),
     ],
 )
 def test_impossible_settings_are_refused(name: str, settings: dict, message: str) -> None:
@@ -127,29 +126,9 @@ def test_every_registered_task_has_its_config() -> None:
         assert f"\nkind: {name} #" in (configs / f"{name}.yaml").read_text(encoding="utf-8")
 
 
-# --- scores
-
-
-def test_exact_match_forgives_white_space_at_the_ends_only() -> None:
-    assert score("exact_match", ["9051", " 9051\n", "90 51", ""], ["9051"] * 4) == 0.5
-
-
-def test_syllable_accuracy_counts_edits_over_all_syllables() -> None:
-    references = ["nǐ hǎo ma", "zài jiàn"]
-    assert score("syllable_accuracy", references, references) == 1
-    assert score("syllable_accuracy", ["hǎo ma", "zài jian"], references) == pytest.approx(3 / 5)
-    assert score("syllable_accuracy", ["", "a b c d e f g"], references) == 0
-
-
-def test_chance_is_the_score_of_the_most_common_training_answer() -> None:
+def test_the_guess_is_the_most_common_training_answer() -> None:
     train = [{"prompt": f"{n}", "completion": "yes" if n % 3 else "no"} for n in range(9)]
-    test = [{"prompt": "x", "completion": answer} for answer in ("yes", "yes", "no", "maybe")]
-    assert chance_score("exact_match", train, test) == 0.5
-
-
-def test_there_must_be_something_to_score() -> None:
-    with pytest.raises(ValueError, match="nothing to score"):
-        score("exact_match", [], [])
+    assert Task("any", train, [], "exact_match").guess == "yes"
 
 
 # --- pinyin
@@ -197,8 +176,7 @@ def test_hsk_pinyin_holds_out_and_reports_the_table(monkeypatch: pytest.MonkeyPa
     prompts = [{item["prompt"] for item in part} for part in (task.train, task.test)]
     assert not prompts[0] & prompts[1]
     assert (len(prompts[0]), len(prompts[1])) == (500, 100)
-    assert task.baselines == {"most_frequent_reading": 1.0}
-    assert 0 < task.chance < 0.5
+    assert task.baselines == {"most_frequent_reading": [item["completion"] for item in task.test]}
     with pytest.raises(ValueError, match="test_examples must be between 1 and 599, got 600"):
         build_task("hsk_pinyin", test_examples=600)
 
@@ -266,7 +244,7 @@ def test_own_files_are_split_or_given_apart(tmp_path: Path) -> None:
     assert (len(task.train), len(task.test)) == (45, 5)
     assert task.report is not None
     assert task.report.summary()["empty"] == 1
-    assert task.chance == 1
+    assert task.guess == "c"
     apart = build_task("jsonl", paths=path, test_paths=write(tmp_path / "b.jsonl", "x", "y"))
     assert (len(apart.train), len(apart.test)) == (50, 2)
     with pytest.raises(ValueError, match="leave one out"):

@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,9 +14,13 @@ from llmtrain.checkpoint import save_model_folder
 from llmtrain.data.corpora import open_corpus
 from llmtrain.data.prepare import prepare
 from llmtrain.evaluation import bits_per_byte
-from llmtrain.launch import evaluate
+from llmtrain.launch import compare, evaluate, teaming
 from llmtrain.launch.composing import compose
+from llmtrain.launch.terminal import to_json
 from llmtrain.tokenizer import train_bpe
+from llmtrain.training import placement
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -99,8 +108,8 @@ def test_a_fine_tuned_model_is_asked_what_its_own_run_held_out(folder, prepared)
 
 
 def test_another_metric_brings_its_own_chance(folder):
-    task = run(folder, "shards_dir=null", "tasks.metric=shared_prefix", "tasks.examples=5")["tasks"]["zh_number"]
-    assert (task["metric"], task["n"]) == ("shared_prefix", 5)
+    task = run(folder, "shards_dir=null", "tasks.metric=character_error_rate", "tasks.examples=5")["tasks"]["zh_number"]
+    assert (task["metric"], task["n"]) == ("character_error_rate", 5)
     assert task["chance"] > 0
 
 
@@ -136,3 +145,178 @@ def test_shards_of_another_tokenizer_are_refused_by_hash(folder, tmp_path):
     foreign = prepare(corpus, other, data_dir=tmp_path / "data")
     with pytest.raises(ValueError, match="were made with tokenizer"):
         run(folder, f"shards_dir={foreign.val.folder}", "tasks=none", few=None)
+
+
+def questions(path, count=12):
+    rows = [
+        {"prompt": f"{number}?", "choices": ["yes", "no", "perhaps"], "answer": number % 3} for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_own_files_are_asked_whole_each_by_what_it_holds(folder, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"prompt": "a", "completion": "b"}\n' * 3, encoding="utf-8")
+    files = f"tasks.files=[{questions(tmp_path / 'mine.jsonl')},{pairs}]"
+    results = run(folder, "shards_dir=null", "tasks=none", files, "tasks.also=[token_f1]", few=None)
+    mine = results["tasks"]["mine"]
+    assert (mine["metric"], mine["n"], mine["chance"]) == ("accuracy", 12, pytest.approx(1 / 3))
+    assert set(mine["metrics"]) == {"accuracy", "accuracy_norm"}
+    assert results["tasks"]["pairs"]["n"] == 3
+    assert set(results["tasks"]["pairs"]["metrics"]) == {"exact_match", "token_f1"}
+    assert results["tasks"]["pairs"]["chance"] == 1.0
+    kept = (folder.parent / "evaluation" / "items-mine.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(json.loads(kept[0])["details"]["logprobs"]) == 3
+    (tmp_path / "other").mkdir()
+    same_name = questions(tmp_path / "other" / "mine.jsonl")
+    with pytest.raises(ValueError, match="two of the tasks are called mine"):
+        run(folder, f"tasks.files=[{tmp_path / 'mine.jsonl'},{same_name}]")
+    with pairs.open("a", encoding="utf-8") as file:
+        file.write((tmp_path / "mine.jsonl").read_text(encoding="utf-8"))
+    with pytest.raises(ValueError, match="holds 12 items with choices and 3 without"):
+        run(folder, f"tasks.files=[{pairs}]")
+
+
+def test_bits_per_byte_come_with_an_interval(folder, prepared):
+    results = run(folder, f"shards_dir={prepared.train[0][0].folder}", "tasks=none", few=None)
+    low, high = results["val_bpb_interval"]
+    assert low < results["val_bpb"] < high
+
+
+HARNESS = f"harness.include_path={Path(__file__).parent / 'harness_tasks'}"
+
+
+@pytest.mark.medium
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_of_lm_eval_are_scored_and_their_items_kept(folder, caplog):
+    names = "harness.tasks=[local_choices,local_text]"
+    results = run(folder, "tasks=none", "shards_dir=null", HARNESS, names, "harness.limit=3", few=None)
+    assert set(results["harness"]) == {"local_choices", "local_text"}
+    assert {"acc", "acc_stderr", "acc_norm"} <= set(results["harness"]["local_choices"])
+    items = (folder.parent / "evaluation" / "items-local_choices.jsonl").read_text(encoding="utf-8").splitlines()
+    assert len(items) == 3
+    assert json.loads(items[0])["metric"] == "acc"
+    json.dumps(results)
+    with pytest.raises(ValueError, match=r"there is no task 'chess' in .* among lm-eval's own"):
+        run(folder, "tasks=none", HARNESS, "harness.tasks=[chess]", few=None)
+
+
+def test_without_lm_eval_a_sentence_says_how_to_get_it(folder, monkeypatch):
+    monkeypatch.setattr("llmtrain.launch.harness.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs lm-eval, which is not installed: pip install 'llmtrain\[harness\]'"):
+        run(folder, "harness.tasks=[x]", few=None)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=r"harness\.include_path=/nowhere is no folder"):
+        run(folder, "harness.tasks=[x]", "harness.include_path=/nowhere", few=None)
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.medium
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("ignore")  # lm-eval's own, of the run in this process
+def test_two_processes_give_the_result_of_one_and_compare_says_so(folder, tmp_path, prepared):
+    """One launch for all: bits per byte, a task, choices and lm-eval's; then the two runs are compared."""
+    given = [
+        f"shards_dir={prepared.train[0][0].folder}",
+        "batch_size=2",
+        "tasks.settings={zh_number: {train_examples: 20, test_examples: 11}}",
+        f"tasks.files=[{questions(tmp_path / 'mine.jsonl', count=13)}]",
+        "harness.tasks=[local_choices,local_answers]",
+        HARNESS,
+    ]
+    one = json.loads(to_json(run(folder, *given, few=None)))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "llmtrain",
+            "evaluate",
+            f"model={folder}",
+            "device=cpu",
+            *given,
+            "devices=2",
+            "name=two",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    two = json.loads(done.stdout.splitlines()[-1])
+    assert (one.pop("processes"), two.pop("processes")) == (1, 2)
+    assert one.pop("seconds") > 0
+    assert two.pop("seconds") > 0
+    for task, figures in one.pop("harness").items():
+        assert two["harness"][task] == pytest.approx(figures)  # whose deviations are sums in another order
+    del two["harness"]
+    assert one == two
+    runs = folder.parent / "evaluation", tmp_path / "runs/evaluate/two"
+    files = [sorted(path.name for path in each.glob("items-*")) for each in runs]
+    assert files[0] == files[1]
+    assert len(files[0]) == 4
+    for name in ("items-zh_number.jsonl", "items-mine.jsonl"):
+        items = [lines_of(each / name) for each in runs]
+        for key in ("prompt", "prediction", "points"):
+            assert [each[key] for each in items[0]] == [each[key] for each in items[1]]
+    found = compared(f"a={runs[0]}", f"b={runs[1]}")["tasks"]
+    assert set(found) == {"zh_number", "mine", "local_choices", "local_answers"}
+    assert all(each["difference"] == 0 and each["p_value"] == 1 for each in found.values())
+    assert found["mine"]["n"] == 13
+
+
+def test_a_process_that_is_lost_is_named(monkeypatch):
+    process = SimpleNamespace(poll=lambda: -9)
+    error = teaming._named([process], RuntimeError("Connection closed by peer"))
+    assert "process 1 of the evaluation was ended by signal 9" in str(error)
+    monkeypatch.setattr(teaming, "_LAST_WORDS", 0.0)
+    assert str(teaming._named([SimpleNamespace(poll=lambda: None)], RuntimeError("else"))) == "else"
+
+
+def test_a_launcher_that_starts_another_number_is_refused(monkeypatch):
+    settings = compose("evaluate", ["devices=3"]).settings
+    place = placement.Placement(placement.TORCHRUN, True, rank=0, local_rank=0, world_size=2, local_size=2)
+    monkeypatch.setattr(placement, "here", lambda: place)
+    with pytest.raises(ValueError, match="devices=3 does not fit what torchrun says: 2 processes"):
+        teaming.check_team(settings)
+    settings.devices = "auto"
+    assert teaming.check_team(settings).world_size == 2
+    monkeypatch.setattr(placement, "here", lambda: placement.Placement(placement.BY_HAND, node_rank=1))
+    with pytest.raises(ValueError, match="has not started all processes"):
+        teaming.check_team(settings)
+
+
+def compared(*overrides):
+    return compare.run(compose("compare", list(overrides)).settings, Path("none"))
+
+
+def test_compare_reads_runs_and_files_and_says_what_is_wrong(folder, tmp_path, caplog):
+    run(folder, "shards_dir=null", "tasks.examples=6")
+    evaluation = folder.parent / "evaluation"
+    items = evaluation / "items-zh_number.jsonl"
+    rows = [json.loads(line) for line in items.read_text(encoding="utf-8").splitlines()]
+    better = tmp_path / "better.jsonl"
+    for row in rows:
+        row["points"] = 1
+    better.write_text("".join(json.dumps(row) + "\n" for row in rows[:5]), encoding="utf-8")
+    with caplog.at_level(logging.INFO):
+        found = compared(f"a={items}", f"b={better}")["tasks"]["items"]
+    assert (found["n"], found["only_b"], found["unmatched_a"]) == (5, 5, 1)
+    assert found["p_value"] == 0.0625
+    assert "not compared: 1 items of A alone, 0 of B alone" in caplog.text
+    assert "only B 5" in caplog.text
+    for arguments, message in (
+        ([f"a={items}"], "b=null, and compare takes two evaluations"),
+        ([f"a={items}", "b=nowhere"], "b=nowhere does not exist"),
+        ([f"a={tmp_path / 'data'}", f"b={items}"], "holds no items-<task>.jsonl"),
+        ([f"a={evaluation}", f"b={better}"], "has the tasks zh_number and b=.* has better: compare two"),
+        ([f"a={items}", f"b={tmp_path / 'text.txt'}"], "line 1 is no item of an evaluation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compared(*arguments)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from llmtrain.checkpoint import LoadedModel
 from llmtrain.data import prepare as preparing
 from llmtrain.launch import (
     bench,
     catalogue,
+    compare,
     composing,
     edge,
     evaluate,
     finetune,
     generate,
-    inference,
     plan,
     prepare,
     serve,
@@ -120,6 +121,7 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
     ("generate", ["prompt=x", "model=nowhere"], to_the_model(generate.run), ()),
     ("evaluate", ["model=nowhere"], to_the_model(evaluate.run), ()),
     ("serve", ["model=nowhere", "port=0"], to_the_model(serve.run), ()),
+    ("compare", ["a=nowhere", "b=nowhere"], to_the_model(compare.run), ()),
     ("tokenize", ["text=x", "model=nowhere"], to_the_model(tokenize.run), ("text", "ids", "model", "name")),
     ("show-batch", ["step=1", "run=nowhere"], to_the_model(show_batch.run), ()),
     ("bench", ["model=nowhere"], bench._checked_parts, ()),
@@ -128,14 +130,15 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
 ]  # fmt: skip
 # Where the path itself says enough.
 PATHS = {f"data.{name}" for name in ("path", "paths", "data_files", "test_paths", "validation_paths")}
-PATHS |= {"paths.data_dir", "model", "run", "init", "resume", "shards_dir"}
+PATHS |= {"a", "b", "paths.data_dir", "model", "run", "init", "resume", "shards_dir"}
 # Where the fault is that two settings do not fit together, the other one may be named.
 TOGETHER = {
     "trainer.micro_batch_size": "trainer", "trainer.num_nodes": "processes", "trainer.devices": "processes",
     "data.train_examples": "examples", "data.test_examples": "examples", "data.max_number": "max_number",
     "data.first_year": "first_year", "data.last_year": "last_year", "data.metric": "metric",
     "model.hidden_size": "head_dim", "model.num_attention_heads": "heads", "model.num_key_value_heads": "heads",
-    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "data.kind": "data.",
+    "optim.betas": "betas", "verify.steps": "verify", "tasks.metric": "metric", "tasks.also": "metric",
+    "data.kind": "data.",
 }  # fmt: skip
 
 
@@ -257,9 +260,9 @@ def test_the_largest_vocabulary_is_the_trainer_s():
 
 @pytest.mark.parametrize("stated", ["4", ["4"], {"a": 1}, True])
 def test_end_tokens_of_another_kind_are_refused(stated):
-    loaded = SimpleNamespace(generation={"eos_token_id": stated}, folder="m", adapter_folder=None)
+    loaded = LoadedModel(None, None, None, {}, Path("m"), generation={"eos_token_id": stated})
     with pytest.raises(ValueError, match=r"m/generation_config\.json: eos_token_id=.* must be a token id or a list"):
-        inference._eos_ids(loaded)
+        _ = loaded.eos_ids
 
 
 def test_limits_that_stand_in_a_library_of_ours_too_are_the_same():

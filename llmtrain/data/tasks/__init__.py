@@ -14,10 +14,10 @@ from typing import Any
 from llmtrain.data.tasks.date_iso import date_iso
 from llmtrain.data.tasks.hsk_pinyin import hsk_pinyin
 from llmtrain.data.tasks.jsonl import jsonl
-from llmtrain.data.tasks.task import METRICS, Item, Task, chance_score, score
+from llmtrain.data.tasks.task import Item, Task
 from llmtrain.data.tasks.zh_number import zh_number
 
-__all__ = ["METRICS", "TASKS", "Item", "Task", "build_task", "chance_score", "score"]
+__all__ = ["TASKS", "Item", "Task", "build_task"]
 
 TASKS: dict[str, Callable[..., Task]] = {
     "zh_number": zh_number,

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import date, timedelta
 
-from llmtrain.data.tasks.task import Task, chance_score
+from llmtrain.data.tasks.task import Task
 from llmtrain.data.tasks.zh_number import chinese_number
 
 _MONTHS = (
@@ -63,4 +63,4 @@ def date_iso(
         day = start + timedelta(days=offset)
         items.append({"prompt": forms[number % len(forms)](day), "completion": day.isoformat()})
     train, test = items[:train_examples], items[train_examples:]
-    return Task("date_iso", train, test, "exact_match", chance_score("exact_match", train, test))
+    return Task("date_iso", train, test, "exact_match")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmtrain.data.records import hold_out, read_examples, without_tested
-from llmtrain.data.tasks.task import METRICS, Task, chance_score
+from llmtrain.data.tasks.task import Task
 
 
 def jsonl(
@@ -25,17 +25,15 @@ def jsonl(
             of `paths` are held out.
         test_examples: How many to hold out (see `hold_out`); None takes a tenth, at most 500. Not together
             with `test_paths`.
-        metric: A key of `METRICS`.
+        metric: How answers are scored; not looked at here.
         skip_malformed: Leave malformed records out instead of refusing the file.
         encoding: Of the files.
         seed: Decides which examples are held out.
 
     Raises:
-        ValueError: Anything wrong with the files, by file and line; an unknown metric; too few different
-            examples; both `test_paths` and `test_examples`.
+        ValueError: Anything wrong with the files, by file and line; too few different examples; both `test_paths`
+            and `test_examples`.
     """
-    if metric not in METRICS:
-        raise ValueError(f"there is no metric {metric!r}: choose one of {', '.join(METRICS)}")
     if test_paths and test_examples is not None:
         raise ValueError(
             "test_examples holds out a part of data.paths, but data.test_paths gives the test files: leave one out"
@@ -47,4 +45,4 @@ def jsonl(
     else:
         count = min(500, max(1, len(conversations) // 10)) if test_examples is None else test_examples
         train, test = hold_out(conversations, count, seed=seed)
-    return Task("jsonl", train, test, metric, chance_score(metric, train, test), report=report)
+    return Task("jsonl", train, test, metric, report=report)
