@@ -48,6 +48,18 @@ _COMMANDS: dict[str, Kind] = {
     "candidates": COUNT,
     "max_length": COUNT.or_null(),
     "max_rows": COUNT,
+    # serve
+    "served_name": TEXT,
+    "adapters": MAPPING,
+    "host": TEXT,
+    "port": whole(0, 65535),
+    "allowed_hosts": list_of(TEXT),
+    "api_key_file": TEXT.or_null(),
+    "max_waiting": whole(0, 10**6),
+    "max_tokens": COUNT,
+    "max_body_bytes": COUNT,
+    "request_timeout": number(above=0, most=LONGEST_TIMEOUT),
+    "shutdown_grace": number(least=0, most=LONGEST_TIMEOUT),
     # evaluate
     "shards_dir": TEXT.or_null(),
     "sequence_length": COUNT.or_null(),

@@ -21,8 +21,8 @@ const WORDS = {
   edit: ["Edit", "修改"], retry: ["Retry", "重试"], goOn: ["Go on", "接着写"],
   first: ["first token {0} ms", "首个词元 {0} 毫秒"], speed: ["{0} tokens/s", "{0} 词元/秒"],
   tokens: ["{0} tokens", "{0} 个词元"], prompt: ["prompt {0}", "提示 {0}"], cached: ["prompt {0}, {1} reused", "提示 {0}，复用 {1}"],
-  ended_stop: ["ended by itself", "自行结束"], ended_length: ["reached max_tokens", "达到 max_tokens"],
-  ended_context: ["context is full", "上下文已满"], ended_stopped: ["stopped by you", "已由你停止"],
+  ended_stop: ["ended by itself", "自行结束"], ended_length: ["cut off at its limit", "达到长度上限"],
+  ended_stopped: ["stopped by you", "已由你停止"],
   writing: ["The model is writing.", "模型正在写。"],
   noServer: ["The server cannot be reached: is it still running?", "连接不上服务器：它还在运行吗？"],
   cut: ["The connection ended before the answer did.", "回答还没写完，连接就断了。"],
@@ -365,6 +365,7 @@ async function receive(exchange, [path, body], signal) {
       follow();
     }
     exchange.ended = choice?.finish_reason ?? exchange.ended;
+    figures.seed = document.llmtrain?.seed ?? figures.seed; // our server's extra: the seed that gives this text again
     if (document.usage) {
       figures.tokens = document.usage.completion_tokens;
       figures.prompt = document.usage.prompt_tokens;
@@ -413,6 +414,7 @@ function figuresOf({ figures, ended }) {
     seconds > 0 && after > 0 && say("speed", after / seconds < 10 ? (after / seconds).toFixed(1) : Math.round(after / seconds)),
     figures.tokens && say("tokens", figures.tokens),
     figures.prompt && (figures.cached ? say("cached", figures.prompt, figures.cached) : say("prompt", figures.prompt)),
+    figures.seed !== undefined && `seed ${figures.seed}`,
     ended && (WORDS[`ended_${ended}`] ? say(`ended_${ended}`) : ended),
   ];
   return make("span", { className: "figures" }, ...parts.filter(Boolean).map((part) => make("span", {}, part)));
