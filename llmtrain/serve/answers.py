@@ -210,7 +210,7 @@ def _named(form: Form, token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _text(form: Form, token_id: int) -> str:
-    """A token where the API has only text for it: bytes that are none are written `bytes:\\xe4\\xb8`, as OpenAI does."""
+    """A token where the API has only room for text: half a character is written as OpenAI does, `bytes:\\xe4\\xb8`."""
     data = form.token_bytes(token_id)
     try:
         return data.decode()

@@ -540,6 +540,8 @@ async function listModels() {
     const name = (model) => (model.parent ? `${model.id} (${say("adapter")})` : model.id);
     byId("model").replaceChildren(...data.map((model) => make("option", { value: model.id }, name(model))));
     if (data.some((model) => model.id === preferences.model)) byId("model").value = preferences.model;
+    byId("max_tokens").max = Math.min(1000, ...data.map((model) => model.max_model_len ?? 1000)); // more would be refused
+    showValues();
   } catch (error) {
     if (!(error instanceof Refusal)) throw error;
     announce(error.message);
