@@ -213,7 +213,8 @@ class AnswerText {
     span.textContent = text || piece.tokens.map(nameOf).join("");
     span.classList.toggle("mark", !text);
     span.classList.toggle("break", text.includes("\n"));
-    span.style.setProperty("--doubt", 1 - Math.min(...piece.tokens.map(chance)));
+    // From 0 for a certain token to 1 for one in ten thousand, by orders of magnitude: small models are seldom sure.
+    span.style.setProperty("--doubt", Math.min(1, -Math.min(...piece.tokens.map((token) => token.logprob)) / Math.log(1e4)));
     span.tokens = piece.tokens;
     this.rest.before(span);
     this.shown += text.length;
@@ -303,6 +304,7 @@ function walk(event) {
 const transcript = byId("transcript");
 let exchanges = []; // {mode, prompt, answer: AnswerText, element, figures, ended, error}
 let running = null; // {exchange, controller} while an answer comes
+let frame = 0; // of the browser, in which to scroll
 
 /** What is sent for an exchange, given those before it. */
 function requestFor(exchange, earlier) {
@@ -451,9 +453,12 @@ function remove(exchange) {
   showState();
 }
 
-/** Keeps the newest line in sight while the answer grows, unless the reader has scrolled away from it. */
+/** Keeps the newest line in sight while the answer grows, unless the reader has scrolled away; once for each frame. */
 function follow() {
-  if (transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < 120) transcript.scrollTop = transcript.scrollHeight;
+  cancelAnimationFrame(frame);
+  frame = requestAnimationFrame(() => {
+    if (transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < 150) transcript.scrollTop = transcript.scrollHeight;
+  });
 }
 
 const announce = (text) => { byId("status").textContent = text; };
