@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from llmtrain.bench.rounds import Ratio, Rounds, take_turns
@@ -58,7 +59,7 @@ def measure_serving(
     """
     loaded = load_model_folder(folder)
     prompts = [loaded.tokenizer.begin(loaded.tokenizer.encode(f"{number}. "))[:8] for number in range(clients)]
-    asked = {"max_tokens": new_tokens, "temperature": 1, "ignore_eos": True, "stream": True}
+    asked: dict[str, Any] = {"max_tokens": new_tokens, "temperature": 1, "ignore_eos": True, "stream": True}
     asked["stream_options"] = {"include_usage": True}
     bodies = [json.dumps({"prompt": ids, "seed": seed, **asked}) for seed, ids in enumerate(prompts)]
     params = [SamplingParams(temperature=1, max_new_tokens=new_tokens, seed=i, ignore_eos=True) for i in range(clients)]

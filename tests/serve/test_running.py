@@ -1,0 +1,218 @@
+"""What the server does while it runs: clients that leave, a full queue, a failing step, figures."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+pytestmark = pytest.mark.medium
+TEXT = "/v1/completions"
+LONG = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "seed": 1}
+
+
+def until(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def slow(small, monkeypatch):
+    """One row whose steps take at least 30 ms: 200 tokens take six seconds. Starts from rest."""
+    until(lambda: small.runner.open == 0)
+    step = small.engine.step
+
+    def slow_step():
+        time.sleep(0.03)
+        return step()
+
+    monkeypatch.setattr(small.engine, "step", slow_step)
+    return small
+
+
+def ask_and_leave(server, stream):
+    """A request whose client hangs up once it runs."""
+    body = json.dumps({**LONG, "stream": stream}).encode()
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    if stream:
+        assert b"data: " in connection.recv(65536) + connection.recv(65536)
+    else:
+        until(lambda: server.engine._loop._rows.decoding == 1)
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+def test_a_client_that_hangs_up_frees_its_row(slow, stream):
+    before = slow.runner.metrics.requests["completions", "cancelled"]
+    steps = slow.engine.stats.decode_tokens
+    ask_and_leave(slow, stream)
+    until(lambda: slow.runner.open == 0, 2)
+    assert len(slow.engine._loop._rows) == 0
+    assert slow.engine.stats.decode_tokens - steps < 60
+    assert slow.runner.metrics.requests["completions", "cancelled"] == before + 1
+    assert slow.post(TEXT, prompt="a", max_tokens=2).status_code == 200
+
+
+def test_a_cancelled_work_has_left_before_the_next_step(slow):
+    """In the engine's own thread: between the command and the next step nothing else happens."""
+    seen = []
+    step = slow.engine.step
+
+    def watched():
+        seen.append(len(slow.engine._loop._rows))
+        return step()
+
+    slow.engine.step = watched
+    with httpx.stream("POST", slow.url + TEXT, json={**LONG, "stream": True}) as response:
+        next(response.iter_lines())
+        assert seen[-1] == 1
+    until(lambda: slow.runner.open == 0, 2)
+    assert slow.engine.stats.decode_tokens
+    assert len(slow.engine._loop._rows) == 0
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_again(slow):
+    with ThreadPoolExecutor(2) as pool:
+        asked = []
+        for count in (1, 2):
+            asked.append(pool.submit(slow.post, TEXT, **{**LONG, "max_tokens": 20}))
+            until(lambda count=count: slow.runner.open == count)
+        assert slow.figure("llmtrain_requests_waiting") == 1
+        assert slow.figure("llmtrain_requests_running") == 1
+        response = slow.post(TEXT, **LONG)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert response.json()["error"]["code"] == "queue_full"
+        with pytest.raises(openai.RateLimitError, match="too many requests are waiting"):
+            slow.client(max_retries=0).completions.create(model="tiny", prompt="a")
+        # The client comes again by itself, as long as it takes.
+        again = slow.client(max_retries=20).completions.create(model="tiny", prompt="a", max_tokens=2)
+        assert again.usage.completion_tokens
+        first, second = (each.result().json() for each in asked)
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+
+
+def test_a_step_that_fails_ends_what_runs_and_the_server_lives_on(slow, monkeypatch):
+    decode, fail = slow.engine._loop._decode, threading.Event()
+
+    def failing():
+        if fail.is_set():
+            fail.clear()
+            raise RuntimeError("the device went away")
+        decode()
+
+    monkeypatch.setattr(slow.engine._loop, "_decode", failing)
+    with ThreadPoolExecutor(2) as pool:
+        running = pool.submit(slow.post, TEXT, **LONG)
+        until(lambda: slow.engine._loop._rows.decoding == 1)
+        waiting = pool.submit(slow.post, TEXT, prompt="b", max_tokens=3, seed=1, ignore_eos=True)
+        until(lambda: slow.runner.open == 2)
+        fail.set()
+        broken, fine = running.result(), waiting.result()
+    assert broken.status_code == 500
+    assert broken.json()["error"]["message"] == "the engine was stopped: RuntimeError('the device went away')"
+    assert (broken.json()["error"]["type"], broken.json()["error"]["code"]) == ("server_error", "engine_error")
+    assert fine.json()["usage"]["completion_tokens"] == 3
+    assert slow.runner.open == 0
+    stream = slow.client().completions.create(model="tiny", prompt="a", max_tokens=200, stream=True, seed=1)
+    next(iter(stream))
+    fail.set()
+    with pytest.raises(openai.APIError, match="the device went away"):
+        list(stream)
+    assert httpx.get(slow.url + "/health").status_code == 200
+
+
+def test_numbers_that_are_not_finite_end_that_request_only(server, monkeypatch):
+    choose = server.engine._loop._choose
+
+    def poisoned(rows, logits, settings):
+        for row, request in enumerate(server.engine._loop._rows.requests[: len(logits)]):
+            if request.seed == 666:
+                logits[row] = float("nan")
+        return choose(rows, logits, settings)
+
+    monkeypatch.setattr(server.engine._loop, "_choose", poisoned)
+    with ThreadPoolExecutor(2) as pool:
+        bad = pool.submit(server.post, TEXT, **{**LONG, "seed": 666})
+        good = pool.submit(server.post, TEXT, **{**LONG, "max_tokens": 30})
+    assert bad.result().status_code == 500
+    assert "are not finite" in bad.result().json()["error"]["message"]
+    assert good.result().json()["usage"]["completion_tokens"] == 30
+
+
+def test_an_idle_server_does_nothing(server):
+    until(lambda: server.runner.open == 0)
+    time.sleep(0.2)
+    steps = []
+    server.engine.step, step = lambda: steps.append(1) or False, server.engine.step
+    try:
+        time.sleep(0.3)
+        assert len(steps) == 0
+    finally:
+        server.engine.step = step
+
+
+def test_metrics_are_prometheus_text_and_count_what_was_done(start):
+    fresh = start(max_rows=2)
+    fresh.post(TEXT, **{**LONG, "max_tokens": 9})
+    list(fresh.client().completions.create(model="tiny", prompt="ab", max_tokens=4, stream=True, seed=1))
+    fresh.post(TEXT, prompt="a" * 500)
+    fresh.post(TEXT, prompt=5)
+    response = httpx.get(fresh.url + "/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {}
+    kinds = {}
+    for line in response.text.splitlines():
+        if line.startswith("# TYPE"):
+            _, _, name, kind = line.split()
+            assert name not in kinds
+            kinds[name] = kind
+        elif not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            assert name not in samples
+            samples[name] = float(value)
+    assert {name.partition("{")[0] for name in samples} <= {
+        name + end
+        for name, kind in kinds.items()
+        for end in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))
+    }
+    assert samples["llmtrain_rows"] == 2
+    made = samples["llmtrain_generated_tokens_total"]
+    assert 10 <= made <= 13
+    assert samples["llmtrain_prompt_tokens_total"] == 3
+    assert samples["llmtrain_tokens_per_second"] == pytest.approx(made / 10)
+    assert samples['llmtrain_requests_total{endpoint="completions",outcome="ok"}'] == 2
+    assert samples['llmtrain_requests_total{endpoint="completions",outcome="refused"}'] == 1
+    buckets = [
+        value for name, value in samples.items() if name.startswith("llmtrain_time_to_first_token_seconds_bucket")
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == samples["llmtrain_time_to_first_token_seconds_count"] == 2
+    assert samples["llmtrain_time_to_first_token_seconds_sum"] > 0
+
+
+def test_tokens_there_and_back(server):
+    text = "naïve 你好 🌍"
+    found = server.post("/tokenize", prompt=text).json()
+    assert found["tokens"] == server.engine.tokenizer.encode(text)
+    assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 256)
+    assert len(found["token_strs"]) == found["count"]
+    assert server.post("/detokenize", tokens=found["tokens"]).json() == {"prompt": text}
+    chat = server.post("/tokenize", messages=[{"role": "user", "content": "<|end|>"}]).json()
+    assert chat["token_strs"][0] == "<|user|>"
+    assert chat["token_strs"][-1] == "<|assistant|>"
+    assert "<|end|>" not in chat["token_strs"]
+    without = server.post("/tokenize", messages=[{"role": "user", "content": "a"}], add_generation_prompt=False).json()
+    assert without["token_strs"] == ["<|user|>", "a"]
+    long = server.post("/tokenize", prompt="字" * 20_000).json()
+    assert long["count"] == 60_000
