@@ -180,21 +180,25 @@ class AnswerText {
   add(text, tokens) {
     this.text += text;
     for (const token of tokens) {
+      const continues = token.bytes[0] >= 0x80 && token.bytes[0] < 0xc0;
+      if (this.open && !continues) this.close(); // its character will never be whole
       this.open ??= { tokens: [], text: "" };
       this.open.tokens.push(token);
       this.open.text += this.decoder.decode(token.bytes, { stream: true });
-      if (!endsInsideCharacter(token.bytes.length ? joinedBytes(this.open.tokens) : [])) {
-        this.waiting.push(this.open);
-        this.open = null;
-      }
+      if (!endsInsideCharacter(this.open.tokens.flatMap((each) => [...each.bytes]))) this.close();
     }
     this.paint(false);
   }
 
   finish() {
-    if (this.open) this.waiting.push({ ...this.open, text: this.open.text + this.decoder.decode() });
-    this.open = null;
+    if (this.open) this.close();
     this.paint(true);
+  }
+
+  close() {
+    this.open.text += this.decoder.decode(); // U+FFFD for what is incomplete, as the server has it
+    this.waiting.push(this.open);
+    this.open = null;
   }
 
   paint(finished) {
@@ -221,7 +225,6 @@ class AnswerText {
   }
 }
 
-const joinedBytes = (tokens) => tokens.flatMap((token) => [...token.bytes]);
 const chance = (token) => Math.exp(token.logprob);
 
 /** A token's name where it stands alone: white space made visible, half a character as its bytes. */
