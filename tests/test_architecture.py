@@ -41,6 +41,10 @@ HOMES = {
     "deepspeed": ("llmtrain/training/deepspeed/",),
     "peft": ("llmtrain/adapters/attach.py",),
     "transformers": ("llmtrain/bench/",),
+    "fastapi": ("llmtrain/serve/",),
+    "starlette": ("llmtrain/serve/",),
+    "uvicorn": ("llmtrain/serve/",),
+    "pydantic": ("llmtrain/serve/",),
 }
 
 
@@ -118,6 +122,7 @@ def test_data_needs_torch_only_where_it_says_so():
         ("llmtrain.generation", "lightning peft transformers deepspeed hydra"),
         ("llmtrain.checkpoint", "lightning peft transformers deepspeed hydra"),
         ("llmtrain.evaluation", "lightning peft transformers deepspeed hydra"),
+        ("llmtrain.serve", "torch lightning peft transformers deepspeed hydra"),
         ("llmtrain.adapters", "lightning peft transformers deepspeed hydra"),
     ],
 )

@@ -55,7 +55,10 @@ def api_key(file: str | None) -> str | None:
         ValueError: It is empty, or no header could carry it.
     """
     where = f"api_key_file={file}" if file is not None else KEY_VARIABLE
-    key = Path(file).read_text("utf-8", "replace").strip() if file is not None else os.environ.get(KEY_VARIABLE)
+    try:
+        key = Path(file).read_text("utf-8", "replace").strip() if file is not None else os.environ.get(KEY_VARIABLE)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where} cannot be read ({getattr(error, 'strerror', error)})") from None
     if key is None:
         return None
     if not key or not key.isascii() or not key.isprintable() or " " in key:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from fastapi.responses import Response
 
-from llmtrain.generation import Completion
+from llmtrain.generation.results import Completion
 from llmtrain.serve.answers import Form, StreamEncoder, error_chunk, whole
 from llmtrain.serve.guard import Receive, Scope, Send, send_error
 from llmtrain.serve.runner import Job, QueueFullError, RefusedError, Runner, Work

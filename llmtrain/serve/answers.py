@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmtrain.generation import Candidate, Completion, Event
+from llmtrain.generation.results import Candidate, Completion, Event
 
 LEAST_LOGPROB = -9999.0
 """Stands for a probability of zero, whose logarithm JSON cannot say; the API's own number."""

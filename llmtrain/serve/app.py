@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from llmtrain.generation import SamplingParams
+from llmtrain.serve import page
 from llmtrain.serve.answering import Answer
 from llmtrain.serve.answers import Form
 from llmtrain.serve.documents import describe
@@ -36,23 +36,6 @@ from llmtrain.tokenizer import render_chat
 
 logger = logging.getLogger(__name__)
 
-PAGE = Path(__file__).parent / "page"
-PAGE_FILES = {
-    "/": ("index.html", "text/html"),
-    "/style.css": ("style.css", "text/css"),
-    "/app.js": ("app.js", "text/javascript"),
-}
-"""The paths of the page, each with its file in `page/` and what kind of file that is."""
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-PAGE_HEADERS = {
-    "content-security-policy": PAGE_POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 LONG_TEXT = 4096
 """Text of more characters is tokenized beside the event loop, which others wait for."""
 
@@ -112,11 +95,9 @@ class Server:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         asked: ChatRequest = await self._read(ChatRequest, request)
-        if asked.top_logprobs and not asked.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         model = self._known(asked.model)
         ids = await self._conversation(asked.messages)
-        logprobs = bool(asked.logprobs)
+        logprobs = bool(asked.logprobs or asked.top_logprobs)
         jobs = self._jobs(asked, model, [ids], logprobs=logprobs, candidates=asked.top_logprobs or 0)
         form = Form(
             chat=True, model=model, token_bytes=self.tokenizer.token_bytes, logprobs=logprobs,
@@ -273,7 +254,10 @@ def create_app(
     app = FastAPI(title="llmtrain", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.server = server
     _add_routes(app, server)
-    describe(app, server.models, limits or Limits())
+    describe(
+        app, server.models, max_tokens=server.limits.max_tokens, max_choices=runner.capacity,
+        vocab_size=server.tokenizer.vocab_size,
+    )  # fmt: skip
     app.add_exception_handler(ApiError, _show_error)
     app.add_exception_handler(HTTPException, _show_http_error)
     app.add_exception_handler(Exception, _show_fault)
@@ -282,16 +266,16 @@ def create_app(
 
 
 def _page_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
-    data = (PAGE / name).read_bytes()
+    data = (page.FOLDER / name).read_bytes()
 
     async def show() -> Response:
-        return Response(data, media_type=f"{kind}; charset=utf-8", headers=PAGE_HEADERS)
+        return Response(data, media_type=f"{kind}; charset=utf-8", headers=page.HEADERS)
 
     return show
 
 
 def _add_routes(app: FastAPI, server: Server) -> None:
-    for path, (name, kind) in PAGE_FILES.items():
+    for path, (name, kind) in page.FILES.items():
         app.add_api_route(path, _page_route(name, kind), methods=["GET"], include_in_schema=False)
     app.add_api_route("/health", server.health, methods=["GET"])
     app.add_api_route("/metrics", server.metrics, methods=["GET"])

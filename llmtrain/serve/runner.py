@@ -12,9 +12,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from llmtrain.generation import Completion, Engine, Event, GenerationRequest, SamplingParams
+from llmtrain.generation.results import Completion, Event
 from llmtrain.serve.metrics import Metrics
+
+if TYPE_CHECKING:
+    from llmtrain.generation import Engine, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +145,10 @@ class Runner:
         if not work.done:
             self._commands.put(lambda: self._cancel(work))
 
+    def cancel_all(self) -> None:
+        """Break off everything, waiting or running."""
+        self._commands.put(self._cancel_all)
+
     def _receive(self, batch: list[tuple[Work, list[News]]], refused: list[tuple[Work, str]]) -> None:
         tokens = 0
         for work, news in batch:
@@ -174,9 +182,7 @@ class Runner:
                 break
             command()
             busy = True
-        for request in list(self._running):
-            self.engine.cancel(request)
-        self._hand_over()
+        self._cancel_all()
 
     def _step(self) -> bool:
         try:
@@ -237,6 +243,11 @@ class Runner:
             return
         work.requests = requests
         self._running.update((request, (work, index)) for index, request in enumerate(requests))
+
+    def _cancel_all(self) -> None:
+        for request in list(self._running):
+            self.engine.cancel(request)
+        self._hand_over()
 
     def _cancel(self, work: Work) -> None:
         for request in work.requests:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
 
 from llmtrain.generation import SamplingParams
 
@@ -53,9 +53,15 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer() and abs(value) <= 2**53
+
+
 _Strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+Whole = Annotated[int, BeforeValidator(lambda value: int(value) if _is_whole(value) else value)]
+"""To JSON 3 and 3.0 are the same number."""
 Text = Annotated[str, StringConstraints(min_length=1)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
 
 
 class TextPart(BaseModel):
@@ -89,7 +95,7 @@ class StreamOptions(BaseModel):
 
     model_config = _Strict
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class ResponseFormat(BaseModel):
@@ -104,15 +110,15 @@ class _Sampled(BaseModel):
 
     model_config = _Strict
     model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
-    seed: Annotated[int, Field(ge=0, le=SEED_END)] | None = None
+    seed: Annotated[Whole, Field(ge=0, le=SEED_END)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -171,15 +177,23 @@ class _Sampled(BaseModel):
 class CompletionRequest(_Sampled):
     """`POST /v1/completions`."""
 
+    model_config = _Strict | ConfigDict(
+        json_schema_extra={
+            "not": {
+                "properties": {"echo": {"const": True}, "logprobs": {"type": "integer"}},
+                "required": ["echo", "logprobs"],
+            }
+        }
+    )
     prompt: (
         Text
         | Annotated[list[TokenId], Field(min_length=1)]
         | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
-    logprobs: Annotated[int, Field(ge=0, le=MOST_CANDIDATES)] | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MOST_CANDIDATES)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1, le=1)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
     suffix: Annotated[str, StringConstraints(max_length=0)] | None = None
 
 
@@ -187,9 +201,9 @@ class ChatRequest(_Sampled):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_CANDIDATES)] | None = None
+    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_CANDIDATES)] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -212,7 +226,14 @@ class ChatRequest(_Sampled):
 class TokenizeRequest(BaseModel):
     """`POST /tokenize`: a text as completions read it, or a conversation as a chat does."""
 
-    model_config = _Strict
+    model_config = _Strict | ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}, "required": ["prompt"]},
+                {"properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}, "required": ["messages"]},
+            ]
+        }
+    )
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None

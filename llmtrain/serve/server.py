@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from llmtrain.serve.runner import Runner
+
 logger = logging.getLogger(__name__)
 
+_LAST_WORDS = 2.0  # seconds to tell clients that their answers were broken off
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -88,25 +91,30 @@ async def serve(app: FastAPI, taken: socket.socket, *, grace: float, ready: Call
         if ready is not None and not running.done():
             ready()
         await asyncio.wait([running, asyncio.ensure_future(asked.wait())], return_when=asyncio.FIRST_COMPLETED)
-        await _finish(server, shared, grace)
+        await _finish(server, shared.runner, grace)
         await running
     finally:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
 
-async def _finish(server: _Server, shared: object, grace: float) -> None:
+async def _finish(server: _Server, runner: Runner, grace: float) -> None:
     """Waits for those that run, as long as they may take."""
-    runner = shared.runner  # type: ignore[attr-defined]
     if runner.open:
         logger.info("finishing %d completions, for at most %g s; once more ends at once", runner.open, grace)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(grace):
-            while runner.open and not server.should_exit:
-                await asyncio.sleep(0.02)
+    await _until_done(server, runner, grace)
     if runner.open:
         logger.warning("%d completions were broken off", runner.open)
+        runner.cancel_all()
+        await _until_done(server, runner, _LAST_WORDS)
     server.should_exit = True
+
+
+async def _until_done(server: _Server, runner: Runner, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while runner.open and not server.force_exit:
+                await asyncio.sleep(0.02)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.serve.app import PAGE, PAGE_FILES
+from llmtrain.serve import page as files
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install llmtrain[dev]")
 
@@ -471,7 +471,7 @@ def test_languages_and_themes_are_switched_and_remembered(page):
     assert page.one("#message").get_attribute("placeholder") == "Write a message"
     assert page.script("return getComputedStyle(document.body).backgroundColor") != dark
 
-    words = page.script("return WORDS")
+    words = page.script("return import('/words.js').then((module) => module.WORDS)")
     assert all(len(pair) == 2 and all(pair) for pair in words.values())
     unlike = [pair for name, pair in words.items() if name not in ("language", "otherLanguage")]
     assert all(re.search("[一-鿿]", chinese) and not re.search("[一-鿿]", english) for english, chinese in unlike)
@@ -549,14 +549,16 @@ def test_nothing_that_is_written_is_ever_html(page):
 
 
 def test_the_page_has_no_way_to_make_html_of_text():
-    script = (PAGE / "app.js").read_text(encoding="utf-8")
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|setHTML|DOMParser", script
-    )
-    assert {path.name for path in PAGE.iterdir()} == {name for name, _ in PAGE_FILES.values()}
-    for path in PAGE.iterdir():
-        found = re.findall(r"(?:https?:)?//[\w.]+\.\w+", path.read_text(encoding="utf-8"))
-        assert set(found) <= {"http://www.w3.org"}, path  # the name of SVG, which nobody fetches
+    paths = [files.FOLDER / name for name, _ in files.FILES.values()]
+    assert {path.name for path in files.FOLDER.iterdir() if path.suffix in (".html", ".css", ".js")} == {
+        path.name for path in paths
+    }
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\(|setHTML|DOMParser|srcdoc"
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(forbidden, text), path
+        # The name of SVG is an address that nobody fetches.
+        assert set(re.findall(r"(?:https?:)?//[\w.]+\.\w+", text)) <= {"http://www.w3.org"}, path
 
 
 @pytest.mark.medium

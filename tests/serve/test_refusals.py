@@ -94,7 +94,6 @@ def test_a_bad_body_is_a_400_that_says_why(server, body):
         (TEXT, {"suffix": "z"}, "suffix", "suffix is not supported"),
         (TEXT, {"max_completion_tokens": 5}, "max_completion_tokens", "there is no field max_completion_tokens"),
         (TEXT, {"top_p": 0}, "top_p", "top_p: Input should be greater than 0"),
-        (CHAT, {"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs"),
         (CHAT, {"max_tokens": 201}, "max_tokens", "max_tokens=201 is more than this server gives, 200"),
         (CHAT, {"n": 81}, "n", "81 choices are more than the 80 that this server holds"),
         (CHAT, {"stop": ["a", ""]}, "stop.1", "stop.1: String should have at least 1 character"),

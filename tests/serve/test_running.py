@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -11,6 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+
+from llmtrain.generation import Engine, SamplingParams
+from llmtrain.serve import Runner
+from llmtrain.serve.runner import Job
 
 pytestmark = pytest.mark.medium
 TEXT = "/v1/completions"
@@ -63,22 +68,37 @@ def test_a_client_that_hangs_up_frees_its_row(slow, stream):
     assert slow.post(TEXT, prompt="a", max_tokens=2).status_code == 200
 
 
-def test_a_cancelled_work_has_left_before_the_next_step(slow):
-    """In the engine's own thread: between the command and the next step nothing else happens."""
-    seen = []
-    step = slow.engine.step
+def test_a_cancelled_work_leaves_before_the_second_next_step(tiny_model, byte_tok):
+    """The step that runs when it is cancelled ends; no other does with its row."""
+    engine = Engine(tiny_model, byte_tok, max_rows=2)
+    steps: list[int] = []
+    step = engine.step
 
     def watched():
-        seen.append(len(slow.engine._loop._rows))
+        steps.append(len(engine._loop._rows))
         return step()
 
-    slow.engine.step = watched
-    with httpx.stream("POST", slow.url + TEXT, json={**LONG, "stream": True}) as response:
-        next(response.iter_lines())
-        assert seen[-1] == 1
-    until(lambda: slow.runner.open == 0, 2)
-    assert slow.engine.stats.decode_tokens
-    assert len(slow.engine._loop._rows) == 0
+    engine.step = watched
+    runner = Runner(engine, max_rows=2, max_waiting=0)
+
+    async def leave():
+        runner.start()
+        params = SamplingParams(max_new_tokens=200, ignore_eos=True)
+        leaving, staying = (runner.start_work([Job([97], params, streamed=True)]) for _ in range(2))
+        while len(steps) < 20:
+            await leaving.news()
+        runner.cancel(leaving)
+        told = len(steps)
+        while not staying.done:
+            await staying.news()
+        assert leaving.completions[0].finish_reason == "cancelled"
+        assert runner.open == 0
+        await runner.stop()
+        return told
+
+    told = asyncio.run(leave())
+    assert steps[10] == 2
+    assert set(steps[told + 1 :]) == {1}
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again(slow):

@@ -1,0 +1,36 @@
+"""The OpenAPI document tells the truth: schemathesis tries it with its whole set of checks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+
+@pytest.mark.medium
+def test_the_document_knows_this_servers_models_and_limits(server):
+    document = httpx.get(server.url + "/openapi.json").json()
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["model"]["anyOf"][0]["enum"] == ["tiny"]
+    assert fields["max_tokens"]["anyOf"][0]["maximum"] == 200
+    assert fields["n"]["anyOf"][0]["maximum"] == 80
+    assert document["components"]["schemas"]["DetokenizeRequest"]["properties"]["tokens"]["items"] == {
+        "type": "integer", "minimum": 0, "exclusiveMaximum": server.engine.tokenizer.vocab_size,
+    }  # fmt: skip
+    routes = {route.path.replace("{name:path}", "{name}") for route in server.app.routes if hasattr(route, "methods")}
+    assert routes - {"/", "/openapi.json"} == set(document["paths"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_schemathesis_finds_nothing(server, tmp_path):
+    """Valid requests are answered, invalid ones refused, all in the stated shapes, and none with a 500."""
+    program = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+    arguments = ["run", f"{server.url}/openapi.json", "-c", "all", "-n", "200", "--continue-on-failure", "--no-color"]
+    settings = ["--no-shrink", "--max-time", "120", "--report-dir", str(tmp_path)]
+    done = subprocess.run([*program, *arguments, *settings], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "8 passed" in done.stdout
+    assert server.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
