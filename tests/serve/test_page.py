@@ -375,6 +375,26 @@ def test_the_settings_arrive_in_the_request(page, mode):
 
 
 @pytest.mark.medium
+def test_a_model_or_an_adapter_is_chosen_and_remembered(page):
+    listed = {"data": [{"id": "base", "parent": None, "max_model_len": 64}, {"id": "numbers", "parent": "base"}]}
+    page.script(
+        "const real = window.fetch; window.fetch = (path, options) => path === 'v1/models'"
+        " ? Promise.resolve(new Response(arguments[0])) : real(path, options); ",
+        json.dumps(listed),
+    )
+    page.click("#language")
+    page.until(lambda: page.texts("#model option") == ["base", "numbers (适配器)"])
+    page.click("#model option:nth-child(2)")
+    page.ask("Hello")
+    assert page.sent()["model"] == "numbers"
+    assert page.sent()["max_tokens"] == 64  # no more than the context holds
+    assert page.texts(".error") == ["There is no model 'numbers'; GET /v1/models lists them."]
+    page.click("#language")
+    page.until(lambda: page.texts("#model option") == ["base", "numbers (adapter)"])
+    assert page.one("#model").get_property("value") == "numbers"
+
+
+@pytest.mark.medium
 def test_a_conversation_goes_on_and_can_be_mended(page):
     page.set("system", "Be brief.")
     page.set("max_tokens", 5)
