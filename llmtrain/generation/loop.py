@@ -94,6 +94,7 @@ class DecodeLoop:
             self._rows.release(row, wipe=True)
         self._settings = None
 
+    @torch.inference_mode()
     def drop(self, request: Request) -> bool:
         """Take a request out, waiting or running; returns whether it was there."""
         if request in self.waiting:

@@ -224,6 +224,9 @@ def describe(app: FastAPI, models: Sequence[str], *, max_tokens: int, max_choice
                     fields[limited]["anyOf"][0]["maximum"] = max_tokens
                 if "n" in fields:
                     fields["n"]["anyOf"][0]["maximum"] = min(max_choices, fields["n"]["anyOf"][0]["maximum"])
+                for lists in fields.get("prompt", {}).get("anyOf", ()):
+                    if lists.get("maxItems"):
+                        lists["maxItems"] = min(max_choices, lists["maxItems"])
                 if "messages" in fields:
                     _only_the_first_may_be_system(parts, fields["messages"])
                 _bound_ids(fields, vocab_size)
@@ -264,8 +267,8 @@ def _operation(path: str, method: str, answer: type[BaseModel] | None) -> dict[s
     content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}} if answer is None else _json(answer)
     error = _json(ErrorAnswer)
     if answer in (ChatAnswer, CompletionAnswer):
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-        error["text/event-stream"] = {"schema": {"type": "string"}}
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
     statuses = {401} if method == "get" else set(_STATUSES)
     statuses |= {404} if "{" in path else set()
     responses: dict[str, Any] = {"200": {"description": "What was asked for.", "content": content}}

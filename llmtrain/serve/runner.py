@@ -180,7 +180,10 @@ class Runner:
                 continue
             if command is None:
                 break
-            command()
+            try:
+                command()
+            except Exception:  # whatever it is, the others' requests go on
+                logger.exception("the engine could not be told something")
             busy = True
         self._cancel_all()
 

@@ -58,10 +58,10 @@ def _is_whole(value: Any) -> bool:
 
 
 _Strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-Whole = Annotated[int, BeforeValidator(lambda value: int(value) if _is_whole(value) else value)]
+_WHOLE = BeforeValidator(lambda value: int(value) if _is_whole(value) else value)
 """To JSON 3 and 3.0 are the same number."""
 Text = Annotated[str, StringConstraints(min_length=1)]
-TokenId = Annotated[Whole, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31), _WHOLE]
 
 
 class TextPart(BaseModel):
@@ -110,15 +110,15 @@ class _Sampled(BaseModel):
 
     model_config = _Strict
     model: str | None = None
-    max_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), _WHOLE] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=2**31 - 1), _WHOLE] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES), _WHOLE] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=64)] | None = None
-    seed: Annotated[Whole, Field(ge=0, le=SEED_END)] | None = None
+    seed: Annotated[int, Field(ge=0, le=SEED_END), _WHOLE] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -191,9 +191,9 @@ class CompletionRequest(_Sampled):
         | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
         | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MOST_PROMPTS)]
     )
-    logprobs: Annotated[Whole, Field(ge=0, le=MOST_CANDIDATES)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_CANDIDATES), _WHOLE] | None = None
     echo: bool | None = None
-    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1), _WHOLE] | None = None
     suffix: Annotated[str, StringConstraints(max_length=0)] | None = None
 
 
@@ -201,9 +201,9 @@ class ChatRequest(_Sampled):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), _WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_CANDIDATES)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_CANDIDATES), _WHOLE] | None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None

@@ -46,7 +46,8 @@ def start(tiny_config, byte_tok) -> Iterator[Callable[..., Served]]:
         def make(
             *, max_rows: int = 16, max_waiting: int = 64, max_length: int = 256, limits: Any = None, **settings: Any
         ) -> Served:
-            model = build_model(tiny_config(), seed=0).eval()
+            config = tiny_config(max_position_embeddings=max(256, max_length))
+            model = build_model(config, seed=0).eval()
             engine = Engine(model, byte_tok, max_rows=max_rows, max_length=max_length)
             runner = Runner(engine, max_rows=max_rows, max_waiting=max_waiting)
             limits = limits or Limits(max_tokens=200, max_body_bytes=100_000)

@@ -43,6 +43,19 @@ def slow(small, monkeypatch):
     return small
 
 
+@pytest.fixture
+def slow_many(server, monkeypatch):
+    """The usual server, whose steps take at least 10 ms."""
+    step = server.engine.step
+
+    def slow_step():
+        time.sleep(0.01)
+        return step()
+
+    monkeypatch.setattr(server.engine, "step", slow_step)
+    return server
+
+
 def ask_and_leave(server, stream):
     """A request whose client hangs up once it runs."""
     body = json.dumps({**LONG, "stream": stream}).encode()
@@ -99,6 +112,20 @@ def test_a_cancelled_work_leaves_before_the_second_next_step(tiny_model, byte_to
     told = asyncio.run(leave())
     assert steps[10] == 2
     assert set(steps[told + 1 :]) == {1}
+
+
+def test_a_client_that_leaves_a_batch_with_penalties_does_no_harm(slow_many):
+    """What penalties need is made inside a step; rows are moved outside of one."""
+    body = {**LONG, "repetition_penalty": 1.5, "stream": True}
+    with ThreadPoolExecutor(1) as pool, httpx.stream("POST", slow_many.url + TEXT, json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        staying = pool.submit(slow_many.post, TEXT, **{**body, "stream": False, "max_tokens": 40})
+        until(lambda: slow_many.engine._loop._rows.decoding == 2)
+        lines.close()  # hangs up
+        assert staying.result().json()["usage"]["completion_tokens"] == 40
+    until(lambda: slow_many.runner.open == 0, 2)
+    assert slow_many.runner.alive
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_again(slow):
