@@ -375,6 +375,33 @@ def test_the_settings_arrive_in_the_request(page, mode):
 
 
 @pytest.mark.medium
+def test_the_newest_line_stays_in_sight_unless_the_reader_scrolls_up(page):
+    # `more(text)` sends one more piece of an answer that does not end.
+    page.script(
+        "window.fetch = async () => new Response(new ReadableStream({start(controller) {"
+        "window.more = (text) => controller.enqueue(new TextEncoder().encode("
+        "`data: ${JSON.stringify({choices: [{delta: {content: text}}]})}\\n\\n`)); }}));"
+    )
+    left = "const it = document.getElementById('transcript'); return it.scrollHeight - it.scrollTop - it.clientHeight"
+    page.send("?")
+    page.until(lambda: page.all(".busy"))
+    for count in (100, 200):
+        page.script("more(arguments[0])", "line\n" * 100)
+        page.until(lambda: page.answer().count("line") == count)  # noqa: B023
+        page.until(lambda: page.script(left) < 2)
+    page.script("document.getElementById('transcript').scrollTop -= 500")
+    time.sleep(0.1)
+    page.script("more('end')")
+    page.until(lambda: page.answer().endswith("end"))
+    time.sleep(0.1)
+    assert 400 < page.script(left) < 600
+    page.script("document.getElementById('transcript').scrollTop = 1e6")
+    time.sleep(0.1)
+    page.script("more(arguments[0])", "\nline" * 100)
+    page.until(lambda: page.script(left) < 2 and page.answer().endswith("line"))
+
+
+@pytest.mark.medium
 def test_a_model_or_an_adapter_is_chosen_and_remembered(page):
     listed = {"data": [{"id": "base", "parent": None, "max_model_len": 64}, {"id": "numbers", "parent": "base"}]}
     page.script(

@@ -13,6 +13,8 @@ const transcript = byId("transcript");
 let exchanges = []; // {mode, prompt, answer: AnswerText, element, figures, ended, error}
 let running = null; // {exchange, controller} while an answer comes
 let frame = 0; // of the browser, in which to scroll
+let following = true; // whether the end is kept in sight
+let lastTop = 0;
 
 /** What is sent for an exchange, given those before it. */
 function requestFor(exchange, earlier) {
@@ -40,7 +42,8 @@ async function ask(prompt, mode = preferences.mode) {
   running = { exchange, controller: new AbortController() };
   announce(say("writing"));
   showState();
-  transcript.scrollTop = transcript.scrollHeight;
+  following = true;
+  follow();
   try {
     await receive(exchange, request, running.controller.signal);
   } catch (error) {
@@ -167,12 +170,21 @@ function remove(exchange) {
   showState();
 }
 
-/** Keeps the newest line in sight while the answer grows, unless the reader has scrolled away; once for each frame. */
+/** Keeps the newest line in sight while the answer grows, unless the reader has scrolled up; once for each frame. */
 function follow() {
   cancelAnimationFrame(frame);
   frame = requestAnimationFrame(() => {
-    if (transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < 150) transcript.scrollTop = transcript.scrollHeight;
+    if (!following) return;
+    transcript.scrollTop = transcript.scrollHeight;
+    lastTop = transcript.scrollTop;
   });
+}
+
+function noticeScrolling() {
+  hideCandidates();
+  if (transcript.scrollTop < lastTop) following = false; // only a reader goes up
+  if (transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < 60) following = true;
+  lastTop = transcript.scrollTop;
 }
 
 const announce = (text) => { byId("status").textContent = text; };
@@ -325,7 +337,7 @@ function listen() {
   transcript.addEventListener("focusin", point);
   transcript.addEventListener("focusout", hideCandidates);
   transcript.addEventListener("keydown", walk);
-  transcript.addEventListener("scroll", hideCandidates);
+  transcript.addEventListener("scroll", noticeScrolling);
   document.addEventListener("click", (event) => (event.target.matches?.(".token") ? point(event) : hideCandidates()));
 }
 
