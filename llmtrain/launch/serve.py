@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +85,30 @@ def model_names(settings: DictConfig) -> list[str]:
     return names
 
 
+def add_adapters(engine: Any, adapters: Mapping[str, str]) -> None:
+    """Loads adapters into an engine, under the names that requests choose them by.
+
+    Raises:
+        ValueError: A folder is no adapter of this model, or the engine takes none.
+    """
+    if not adapters:
+        return
+    if not hasattr(engine, "add_adapter"):
+        raise ValueError("adapters: this engine holds one model and no adapters besides; serve each by model=")
+    from llmtrain.adapters import load_adapter_deltas
+    from llmtrain.checkpoint import resolve_model
+
+    for name, folder in adapters.items():
+        engine.add_adapter(name, load_adapter_deltas(resolve_model(folder)))
+        logger.info("adapter %s: %s", name, folder)
+
+
 async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | None) -> dict[str, Any]:
     from llmtrain.serve import Limits, Runner, create_app, serve
 
     loaded = load_model(settings)
     engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length)
+    add_adapters(engine, settings.adapters)
     runner = Runner(engine, max_rows=settings.max_rows, max_waiting=settings.max_waiting)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,

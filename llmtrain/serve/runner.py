@@ -1,7 +1,7 @@
 """The engine in a thread of its own: jobs go in by a queue, events come out by the event loop.
 
-The engine's thread never waits for the event loop: after each step it hands over all that happened, for all requests,
-in one call. When nothing runs it sleeps on its queue. Knows the engine and asyncio; does not know HTTP or JSON.
+The engine's thread never waits for the event loop: after a step it hands over all that happened, for all requests, in
+one call. When nothing runs it sleeps on its queue. Knows the engine and asyncio; does not know HTTP or JSON.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from llmtrain.generation import Engine, GenerationRequest, SamplingParams
 
 logger = logging.getLogger(__name__)
+
+
+PAUSE = 0.01
+"""Tokens wait at most so many seconds for the next ones, to be told and written with them: nobody sees the difference,
+and each write costs as much as computing a token does. First and last ones do not wait."""
 
 
 class QueueFullError(Exception):
@@ -41,6 +47,10 @@ class Job:
     logprobs: bool = False
     streamed: bool = False
     adapter: str | None = None
+
+
+def _urgent(request: GenerationRequest) -> bool:
+    return request.completion is not None or (len(request.token_ids) == 1 and bool(request.events))
 
 
 News = tuple[int, Event]
@@ -107,6 +117,7 @@ class Runner:
         self.open = 0  # completions that were handed in and have not ended
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[GenerationRequest, tuple[Work, int]] = {}  # the engine thread's
+        self._handed = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -194,10 +205,15 @@ class Runner:
             # Those that ran have ended with an error that says so; those that wait have not been touched.
             logger.exception("a step of the engine failed; the requests that were running have ended with an error")
             busy = True
-        self._hand_over()
+        self._hand_over(at_once=False)
         return busy
 
-    def _hand_over(self) -> None:
+    def _hand_over(self, *, at_once: bool = True) -> None:
+        """Tell the event loop what has happened; `at_once` or only if it may not wait."""
+        now = time.monotonic()
+        if not at_once and now - self._handed < PAUSE and not any(map(_urgent, self._running)):
+            return
+        self._handed = now
         batch: dict[Work, list[News]] = {}
         ended = []
         for request, (work, index) in self._running.items():

@@ -44,14 +44,20 @@ def start(tiny_config, byte_tok) -> Iterator[Callable[..., Served]]:
     with ExitStack() as stack:
 
         def make(
-            *, max_rows: int = 16, max_waiting: int = 64, max_length: int = 256, limits: Any = None, **settings: Any
+            *,
+            max_rows: int = 16,
+            max_waiting: int = 64,
+            max_length: int = 256,
+            limits: Any = None,
+            models: Any = ("tiny",),
+            **settings: Any,
         ) -> Served:
             config = tiny_config(max_position_embeddings=max(256, max_length))
             model = build_model(config, seed=0).eval()
             engine = Engine(model, byte_tok, max_rows=max_rows, max_length=max_length)
             runner = Runner(engine, max_rows=max_rows, max_waiting=max_waiting)
             limits = limits or Limits(max_tokens=200, max_body_bytes=100_000)
-            app = create_app(runner, models=["tiny"], limits=limits, **settings)
+            app = create_app(runner, models=models, limits=limits, **settings)
             url = stack.enter_context(served(app, bind("127.0.0.1", 0)))
             return Served(url, app, runner, engine, Engine(model, byte_tok, max_rows=max_rows, max_length=max_length))
 

@@ -263,3 +263,22 @@ def test_tokens_there_and_back(server):
     assert without["token_strs"] == ["<|user|>", "a"]
     long = server.post("/tokenize", prompt="字" * 20_000).json()
     assert long["count"] == 60_000
+
+
+def test_the_model_of_a_request_chooses_the_adapter(start, monkeypatch):
+    both = start(max_rows=2, models=["tiny", "日期"])
+    submit, asked = both.engine.submit, []
+
+    def watched(*args, adapter=None, **settings):
+        asked.append(adapter)
+        return submit(*args, **settings)
+
+    monkeypatch.setattr(both.engine, "submit", watched)
+    listed = httpx.get(both.url + "/v1/models").json()["data"]
+    assert [(each["id"], each["parent"]) for each in listed] == [("tiny", None), ("日期", "tiny")]
+    assert httpx.get(both.url + "/v1/models/日期").json() == listed[1]
+    for model in ("tiny", "日期", None):
+        answer = both.post(TEXT, prompt="a", max_tokens=1, model=model).json()
+        assert answer["model"] == (model or "tiny")
+    assert asked == [None, "日期", None]
+    assert both.post(TEXT, prompt="a", model="日").status_code == 404
