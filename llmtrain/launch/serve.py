@@ -19,6 +19,8 @@ from llmtrain.launch.inference import load_model, make_engine
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from llmtrain.generation import Engine
+
 logger = logging.getLogger(__name__)
 
 KEY_VARIABLE = "LLMTRAIN_API_KEY"
@@ -85,21 +87,19 @@ def model_names(settings: DictConfig) -> list[str]:
     return names
 
 
-def add_adapters(engine: Any, adapters: Mapping[str, str]) -> None:
+def add_adapters(engine: Engine, adapters: Mapping[str, str]) -> None:
     """Loads adapters into an engine, under the names that requests choose them by.
 
     Raises:
-        ValueError: A folder is no adapter of this model, or the engine takes none.
+        ValueError: A folder is no adapter of this model.
     """
     if not adapters:
         return
-    if not hasattr(engine, "add_adapter"):
-        raise ValueError("adapters: this engine holds one model and no adapters besides; serve each by model=")
-    from llmtrain.adapters import load_adapter_deltas
+    from llmtrain.adapters import lay_onto, load_adapter_deltas
     from llmtrain.checkpoint import resolve_model
 
     for name, folder in adapters.items():
-        engine.add_adapter(name, load_adapter_deltas(resolve_model(folder)))
+        engine.add_adapter(name, lay_onto(engine.model, load_adapter_deltas(resolve_model(folder))))
         logger.info("adapter %s: %s", name, folder)
 
 

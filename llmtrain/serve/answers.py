@@ -77,7 +77,7 @@ def timing(completion: Completion) -> dict[str, Any]:
 def usage(completions: Sequence[Completion], choices: int) -> dict[str, Any]:
     """Tokens of all choices; a prompt counts once however many choices it has."""
     prompt = sum(each.num_prompt_tokens for each in completions[::choices])
-    cached = sum(getattr(each, "num_cached_tokens", 0) for each in completions[::choices])
+    cached = sum(each.num_cached_tokens for each in completions[::choices])
     made = sum(len(each.token_ids) for each in completions)
     return {
         "prompt_tokens": prompt,

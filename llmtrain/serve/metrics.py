@@ -93,7 +93,7 @@ class Metrics:
         """Count one that has ended."""
         self.finished[completion.finish_reason] += 1
         self.prompt_tokens += completion.num_prompt_tokens
-        self.cached_tokens += getattr(completion, "num_cached_tokens", 0)
+        self.cached_tokens += completion.num_cached_tokens
         if completion.ttft_seconds is not None:
             self.first_token.observe(completion.ttft_seconds)
         self.whole.observe(completion.seconds)

@@ -242,7 +242,6 @@ class Runner:
         requests: list[GenerationRequest] = []
         try:
             for job in work.jobs:
-                adapter = {} if job.adapter is None else {"adapter": job.adapter}
                 requests.append(
                     self.engine.submit(
                         job.prompt_ids,
@@ -250,7 +249,7 @@ class Runner:
                         candidates=job.candidates,
                         logprobs=job.logprobs,
                         streamed=job.streamed,
-                        **adapter,
+                        adapter=job.adapter,
                     )
                 )
         except Exception as error:
