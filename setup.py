@@ -8,5 +8,5 @@ from setuptools import find_packages, setup
 setup(
     packages=[*find_packages(include=["llmtrain", "llmtrain.*"]), "llmtrain.configs"],
     package_dir={"llmtrain.configs": "configs"},
-    package_data={"llmtrain.configs": ["**/*.yaml"], "llmtrain.serve": ["page/*.html"]},
+    package_data={"llmtrain.configs": ["**/*.yaml"], "llmtrain.serve.page": ["*.html", "*.css", "*.js"]},
 )

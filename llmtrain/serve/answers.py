@@ -6,6 +6,7 @@ Knows the API's shapes and the tokens' bytes; does not know HTTP, queues or how 
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import secrets
@@ -187,10 +188,10 @@ def _logprobs(form: Form, steps: Sequence[_Step], offset: int) -> dict[str, Any]
             content.append({**_named(form, token_id, _finite(logprob)), "top_logprobs": likely})
         return {"content": content, "refusal": None}
     tokens = [_text(form, token_id) for token_id, _, _ in steps]
-    offsets = []
-    for token in tokens:
+    offsets, decoder = [], codecs.getincrementaldecoder("utf-8")("replace")
+    for token_id, _, _ in steps:
         offsets.append(offset)
-        offset += len(token)
+        offset += len(decoder.decode(form.token_bytes(token_id)))
     return {
         "tokens": tokens,
         "token_ids": [token_id for token_id, _, _ in steps],
@@ -209,7 +210,12 @@ def _named(form: Form, token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def _text(form: Form, token_id: int) -> str:
-    return form.token_bytes(token_id).decode("utf-8", "replace")
+    """A token where the API has only room for text: half a character is written as OpenAI does, `bytes:\\xe4\\xb8`."""
+    data = form.token_bytes(token_id)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _log(probability: float) -> float:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +17,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 
 from llmtrain.generation import SamplingParams
+from llmtrain.serve import page
 from llmtrain.serve.answering import Answer
 from llmtrain.serve.answers import Form
 from llmtrain.serve.documents import describe
@@ -36,17 +36,6 @@ from llmtrain.tokenizer import render_chat
 
 logger = logging.getLogger(__name__)
 
-PAGE = Path(__file__).parent / "page" / "index.html"
-PAGE_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-PAGE_HEADERS = {
-    "content-security-policy": PAGE_POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 LONG_TEXT = 4096
 """Text of more characters is tokenized beside the event loop, which others wait for."""
 
@@ -254,7 +243,6 @@ def create_app(
         created: When the models are said to have been made, in seconds since 1970.
     """
     server = Server(runner, models, limits or Limits(), created)
-    page = PAGE.read_bytes()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -262,13 +250,10 @@ def create_app(
         yield
         await runner.stop()
 
-    async def show_page() -> Response:
-        return Response(page, media_type="text/html; charset=utf-8", headers=PAGE_HEADERS)
-
     # No /docs: that page of FastAPI's takes its scripts from elsewhere.
     app = FastAPI(title="llmtrain", docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.server = server
-    _add_routes(app, server, show_page)
+    _add_routes(app, server)
     describe(
         app, server.models, max_tokens=server.limits.max_tokens, max_choices=runner.capacity,
         vocab_size=server.tokenizer.vocab_size,
@@ -280,8 +265,18 @@ def create_app(
     return app
 
 
-def _add_routes(app: FastAPI, server: Server, page: Callable[[], Awaitable[Response]]) -> None:
-    app.add_api_route("/", page, methods=["GET"], include_in_schema=False)
+def _page_route(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    data = (page.FOLDER / name).read_bytes()
+
+    async def show() -> Response:
+        return Response(data, media_type=f"{kind}; charset=utf-8", headers=page.HEADERS)
+
+    return show
+
+
+def _add_routes(app: FastAPI, server: Server) -> None:
+    for path, (name, kind) in page.FILES.items():
+        app.add_api_route(path, _page_route(name, kind), methods=["GET"], include_in_schema=False)
     app.add_api_route("/health", server.health, methods=["GET"])
     app.add_api_route("/metrics", server.metrics, methods=["GET"])
     app.add_api_route("/v1/models", server.list_models, methods=["GET"])

@@ -10,6 +10,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
+from llmtrain.serve import page
 from llmtrain.serve.schema import ApiError
 
 Scope = MutableMapping[str, Any]
@@ -17,7 +18,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = frozenset({"/health", "/"})
+OPEN_PATHS = frozenset({"/health", *page.FILES})
 """What needs no key: the page, which asks for one, and whether the server lives."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
