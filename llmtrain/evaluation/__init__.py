@@ -3,6 +3,7 @@
 Measures and returns numbers; prints nothing, reads no settings, and generates only through `llmtrain.generation`.
 """
 
+from llmtrain.evaluation.answers import answer_loss
 from llmtrain.evaluation.bpb import BitsPerByte, bits_per_byte, nats_and_tokens
 from llmtrain.evaluation.metrics import METRICS, Metric
 from llmtrain.evaluation.samples import SampleReport, sample_report
@@ -16,6 +17,7 @@ __all__ = [
     "Metric",
     "SampleReport",
     "TaskResult",
+    "answer_loss",
     "bits_per_byte",
     "distinct_n",
     "longest_copied_span",

@@ -107,7 +107,7 @@ def _check_settings(settings: DictConfig, *, here: bool = True) -> BatchGeometry
 def _check_data(settings: DictConfig) -> None:
     if "kind" not in settings.data or "max_length" not in settings.data:
         raise ValueError(
-            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
+            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin, chatterbot or jsonl."
         )
     from llmtrain.data.examples import MIN_LENGTH
     from llmtrain.data.tasks import TASKS
@@ -323,7 +323,7 @@ def _conclude(
     model_dir = run_dir / "model"
     if adapter_dir is not None:
         _merge(adapter_dir, model_dir)
-    scores = compare(
+    compared = compare(
         {"base": base.folder, "finetuned": model_dir},
         task,
         max_rows=settings.evaluation.max_rows,
@@ -341,7 +341,7 @@ def _conclude(
         "base_model": str(base.folder),
         "task": task.name,
         "metric": task.metric,
-        "scores": scores,
+        **compared,
         "steps": result.steps,
         "best_step": result.best_step,
         "tokens": result.tokens,

@@ -24,6 +24,7 @@ class Task:
         report: What reading the user's files had to leave out; empty for generated data.
         exercises: Makes further items to train on from {"prompt", "completion"} items that are trained on; None where
             there are none.
+        open_ended: Many answers are right, so they are to be read; the metric says how often the reference was met.
     """
 
     name: str
@@ -33,7 +34,8 @@ class Task:
     chance: float
     baselines: Mapping[str, float] = field(default_factory=dict)
     report: ExampleReport | None = None
-    exercises: Callable[[Sequence[Mapping[str, str]]], list[dict[str, str]]] | None = None
+    exercises: Callable[[Sequence[Mapping[str, str]]], Sequence[Item]] | None = None
+    open_ended: bool = False
 
 
 def exact_match(prediction: str, reference: str) -> tuple[int, int]:
