@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c const
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate generate show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate generate chat show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -74,6 +74,9 @@ evaluate: $(STAMP) ## bits per byte and task scores of the latest model
 
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py
+
+chat: $(STAMP) ## talk with the latest model fine-tuned for it
+	@$(RUN) scripts/chat.py
 
 show-batch: $(STAMP) ## print the texts of one optimiser step: ARGS="step=…"
 	@$(RUN) scripts/show_batch.py

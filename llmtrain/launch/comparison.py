@@ -68,8 +68,9 @@ def _table(
     names = {"base": "base model", "finetuned": "fine-tuned model", "chance": "chance (one answer to everything)"}
     lines = [f"{task.name}: {task.metric.replace('_', ' ')} on {len(task.test)} held-out items"]
     lines += [f"  {names.get(name, name.replace('_', ' ')):<36}{score:7.3f}" for name, score in scores.items()]
-    if None not in losses.values():
-        lines.append("loss on their answers, nats per token: base {base:.3f}, fine-tuned {finetuned:.3f}".format(**losses))
+    base, finetuned = losses["base"], losses["finetuned"]
+    if base is not None and finetuned is not None:
+        lines.append(f"loss on their answers, nats per token: base {base:.3f}, fine-tuned {finetuned:.3f}")
     lines.append("answers that ended by themselves: base {base:.0%}, fine-tuned {finetuned:.0%}".format(**stopped))
     return "\n".join(lines)
 

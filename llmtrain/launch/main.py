@@ -28,6 +28,7 @@ COMMANDS = {
         Command("finetune", "fine-tune a model folder on a task, by LoRA or whole", trains=True),
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
+        Command("chat", "talk with a fine-tuned model", text_on_stdout=True, keeps_folder=False),
         Command("show-batch", "print the texts of one step of a run", text_on_stdout=True, keeps_folder=False),
         Command("bench", "measure speed side by side with plain PyTorch and transformers"),
         Command(

@@ -127,9 +127,7 @@ def clean(conversations: Iterable[Turns], *, longest_text: int, most_answers: in
     return kept
 
 
-def hold_out_questions(
-    conversations: Sequence[Turns], count: int, *, seed: int = 0
-) -> tuple[list[Turns], list[Turns]]:
+def hold_out_questions(conversations: Sequence[Turns], count: int, *, seed: int = 0) -> tuple[list[Turns], list[Turns]]:
     """Sets `count` questions aside, of those that are asked in single turns only, each with its first answer.
 
     Returns:
