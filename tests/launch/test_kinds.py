@@ -18,6 +18,7 @@ from llmtrain.data import prepare as preparing
 from llmtrain.launch import (
     bench,
     catalogue,
+    chat,
     composing,
     edge,
     evaluate,
@@ -68,7 +69,7 @@ def pretraining(settings: DictConfig) -> None:
 
 def tuning(settings: DictConfig) -> None:
     finetune._check_settings(settings)
-    if settings.data.kind != "hsk_pinyin":
+    if settings.data.kind not in ("hsk_pinyin", "chatterbot"):
         task_examples.task_from(settings)
 
 
@@ -115,8 +116,10 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
     ("finetune", ["data=zh_number", "optim=muon", *TOY], tuning, ()),
     ("finetune", ["data=date_iso", "adapter=none", *TOY], tuning, ("data", "adapter")),
     ("finetune", ["data=hsk_pinyin", "strategy=single"], tuning, ("data", "strategy")),
+    ("finetune", ["data=chatterbot", "strategy=single"], tuning, ("data",)),
     ("finetune", ["data=jsonl", "data.paths=[examples.jsonl]"], tuning, ("data",)),
     ("generate", ["prompt=x", "model=nowhere"], to_the_model(generate.run), ()),
+    ("chat", ["model=nowhere"], to_the_model(chat.run), ("candidates", "system", "model", "max_length")),
     ("evaluate", ["model=nowhere"], to_the_model(evaluate.run), ()),
     ("tokenize", ["text=x", "model=nowhere"], to_the_model(tokenize.run), ("text", "ids", "model", "name")),
     ("show-batch", ["step=1", "run=nowhere"], to_the_model(show_batch.run), ()),
