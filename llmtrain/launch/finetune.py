@@ -332,7 +332,8 @@ def _conclude(
     )
     if adapter_dir is not None:
         logger.info("adapter: %s", adapter_dir)
-    logger.info('model folder: %s\nnext: make generate ARGS="model=%s chat=true" PROMPT="…"', model_dir, run_dir)
+    asking = 'chat ARGS="model=%s"' if task.open_ended else 'generate ARGS="model=%s chat=true" PROMPT="…"'
+    logger.info("model folder: %s\nnext: make " + asking, model_dir, run_dir)
     return {
         "command": "finetune",
         "run_dir": str(run_dir),
