@@ -1,9 +1,10 @@
-"""LoRA adapters: attach through peft, save, load, merge.
+"""LoRA adapters: attach through peft, save, load, merge, or lay onto a model unmerged.
 
 `attach.py` needs peft, and imports it only while an adapter is attached; `deltas.py` reads and merges adapters with
-plain tensor arithmetic. Knows nothing of tokenizers, run folders or training.
+plain tensor arithmetic, and `applied.py` lays them onto a model. Knows nothing of tokenizers, run folders or training.
 """
 
+from llmtrain.adapters.applied import lay_onto
 from llmtrain.adapters.attach import (
     LINEAR_LAYERS,
     Adapted,
@@ -36,6 +37,7 @@ __all__ = [
     "check_adapter",
     "deltas_from",
     "has_adapter",
+    "lay_onto",
     "load_adapter_deltas",
     "merge_state_dict",
     "save_adapter",

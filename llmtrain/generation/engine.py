@@ -15,7 +15,7 @@ from llmtrain.generation.params import SamplingParams
 from llmtrain.generation.request import GenerationRequest, Request, ScoreRequest
 from llmtrain.generation.results import Completion, EngineStats, Event, Score
 from llmtrain.generation.rows import fitting_length
-from llmtrain.model import KVCache, Transformer
+from llmtrain.model import KVCache, ModelDelta, Transformer
 from llmtrain.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -31,8 +31,9 @@ class Engine:
         model: The transformer; its dtype and device are used as they are.
         tokenizer: The tokenizer that the model was trained with.
         max_rows: The most requests that run at once; more wait.
-        max_length: The most tokens of prompt and answer together; None takes the model's context, or what a quarter of
-            the free memory holds if that is less (with a warning).
+        max_length: The most tokens of prompt and answer together; None takes the model's context, or what the cache's
+            memory holds if that is less (with a warning).
+        cache_bytes: The most memory for keys and values, where `max_length` is None; None is a quarter of what is free.
         eos_ids: The ids that end an answer; None takes the tokenizer's end-of-text and end-of-turn ids.
         trained_length: The sequence length that the model was trained on; text that grows beyond it gives one warning.
         prefill_tokens: The most prompt tokens read in one forward pass; longer prompts are read in pieces, and other
@@ -49,6 +50,7 @@ class Engine:
         *,
         max_rows: int = 16,
         max_length: int | None = None,
+        cache_bytes: int | None = None,
         eos_ids: Sequence[int] | None = None,
         trained_length: int | None = None,
         prefill_tokens: int = 2048,
@@ -62,11 +64,13 @@ class Engine:
                 "they do not belong together; load the tokenizer from the model's own folder"
             )
         if max_length is None:
-            max_length = fitting_length(config, max_rows, weight.dtype, weight.device)
+            max_length = fitting_length(config, max_rows, weight.dtype, weight.device, cache_bytes)
         own_eos = (tokenizer.eos_id, tokenizer.end_id) if eos_ids is None else eos_ids
         self.model = model
         self.tokenizer = tokenizer
+        self.max_rows = max_rows
         self.max_length = max_length
+        self._adapters: dict[str, ModelDelta] = {}
         self.eos_ids = frozenset(each for each in own_eos if each is not None)
         # Ids that only fill the vocabulary up to a round size, and padding (unless a family pads with end-of-text).
         excluded = [*range(tokenizer.vocab_size, config.vocab_size), *({tokenizer.pad_id} - self.eos_ids)]
@@ -88,6 +92,7 @@ class Engine:
         *,
         candidates: int = 0,
         logprobs: bool = False,
+        adapter: str | None = None,
     ) -> list[Completion]:
         """Continue every prompt, as many at once as there are rows.
 
@@ -96,6 +101,7 @@ class Engine:
             sampling: One for all, or one for each. Requests that share a seed draw the same random numbers.
             candidates: Report the k most likely tokens of every step.
             logprobs: Report every token's log-probability.
+            adapter: The adapter that all are answered with.
 
         Returns:
             Completions in the order of the prompts. A request that cannot run has `finish_reason` "error" and says why
@@ -112,7 +118,7 @@ class Engine:
         outcome: list[GenerationRequest | Completion] = []
         for prompt, each in zip(prompts, params, strict=True):
             try:
-                requests.append(self.submit(prompt, each, candidates=candidates, logprobs=logprobs))
+                requests.append(self.submit(prompt, each, candidates=candidates, logprobs=logprobs, adapter=adapter))
                 outcome.append(requests[-1])
             except ValueError as error:
                 outcome.append(Completion("", [], "error", 0, None, error=str(error)))
@@ -126,6 +132,7 @@ class Engine:
         *,
         candidates: int = 0,
         logprobs: bool = False,
+        adapter: str | None = None,
     ) -> Stream:
         """Continue one prompt, token by token.
 
@@ -134,7 +141,9 @@ class Engine:
         Raises:
             ValueError: The request cannot run; at the call, not at the first event.
         """
-        return self.events(self.submit(prompt, sampling, candidates=candidates, logprobs=logprobs, streamed=True))
+        return self.events(
+            self.submit(prompt, sampling, candidates=candidates, logprobs=logprobs, streamed=True, adapter=adapter)
+        )
 
     def events(self, request: GenerationRequest) -> Stream:
         """The events of a request that was submitted with `streamed=True`; runs the engine as far as needed."""
@@ -142,12 +151,13 @@ class Engine:
             raise ValueError("only a request submitted with streamed=True keeps its events")
         return Stream(self, request)
 
-    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Score]:
+    def score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, adapter: str | None = None) -> list[Score]:
         """How likely the model finds each continuation after its context.
 
         Args:
             pairs: (context ids, continuation ids), each at least one id, taken as given; what `Tokenizer.begin` puts in
                 front, or else end-of-text, stands for an empty context.
+            adapter: The adapter that all are scored with.
 
         Returns:
             One score per pair, in order; a pair that cannot be scored says why in `error`.
@@ -156,7 +166,7 @@ class Engine:
         outcome: list[ScoreRequest | Score] = []
         for context, continuation in pairs:
             try:
-                requests.append(self.submit_score(context, continuation))
+                requests.append(self.submit_score(context, continuation, adapter=adapter))
                 outcome.append(requests[-1])
             except ValueError as error:
                 outcome.append(Score(-float("inf"), len(continuation), False, str(error)))
@@ -173,11 +183,13 @@ class Engine:
         candidates: int = 0,
         logprobs: bool = False,
         streamed: bool = False,
+        adapter: str | None = None,
     ) -> GenerationRequest:
         """Put one prompt into the queue; its `completion` is set when it is finished.
 
         Raises:
-            ValueError: The prompt is empty, too long, or has ids outside the vocabulary; or a setting does not fit.
+            ValueError: The prompt is empty, too long, or has ids outside the vocabulary; a setting does not fit; or the
+                adapter is unknown.
         """
         params = SamplingParams() if sampling is None else sampling
         ids = self.tokenizer.begin(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else list(prompt)
@@ -201,6 +213,7 @@ class Engine:
             context=self.max_length,
             token_bytes=self.tokenizer.token_bytes,
             silent_ids=self._special_ids,
+            adapter=self._adapter(adapter),
             candidates=candidates,
             logprobs=logprobs,
             streamed=streamed,
@@ -208,7 +221,9 @@ class Engine:
         self._loop.waiting.append(request)
         return request
 
-    def submit_score(self, context: Sequence[int], continuation: Sequence[int]) -> ScoreRequest:
+    def submit_score(
+        self, context: Sequence[int], continuation: Sequence[int], *, adapter: str | None = None
+    ) -> ScoreRequest:
         """Put one pair into the queue; its `score` is set when it is finished.
 
         Raises:
@@ -224,7 +239,7 @@ class Engine:
                 f"context and continuation have {total} tokens, and at most {self.max_length + 1} can be scored: "
                 "cut the context from the left"
             )
-        request = ScoreRequest(context, continuation)
+        request = ScoreRequest(context, continuation, self._adapter(adapter))
         self._loop.waiting.append(request)
         return request
 
@@ -241,7 +256,45 @@ class Engine:
         with self._evaluation_mode():
             return self._loop.step()
 
+    # Adapters
+
+    def add_adapter(self, name: str, delta: ModelDelta) -> None:
+        """Makes an adapter known, for requests that name it; rows with different adapters run together.
+
+        Args:
+            name: What requests call it.
+            delta: The adapter laid onto this engine's model (`llmtrain.adapters.lay_onto`).
+
+        Raises:
+            ValueError: The name is taken.
+        """
+        if name in self._adapters:
+            raise ValueError(f"there is an adapter {name!r} already: give this one another name")
+        self._adapters[name] = delta
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters that requests can name."""
+        return tuple(self._adapters)
+
+    def _adapter(self, name: str | None) -> ModelDelta | None:
+        if name is None:
+            return None
+        if name not in self._adapters:
+            raise ValueError(f"there is no adapter {name!r}: choose one of {', '.join(self._adapters) or '(none)'}")
+        return self._adapters[name]
+
     # Figures
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have no row yet."""
+        return len(self._loop.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that have a row."""
+        return self._loop.running
 
     @property
     def stats(self) -> EngineStats:

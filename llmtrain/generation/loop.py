@@ -22,7 +22,7 @@ from llmtrain.generation.results import EngineStats
 from llmtrain.generation.rows import Rows
 from llmtrain.generation.sampling import BatchSampling, choose
 from llmtrain.generation.scoring import score_piece
-from llmtrain.model import KVCache, Transformer
+from llmtrain.model import KVCache, OneToken, RowDeltas, Transformer, can_step
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class DecodeLoop:
         self._device = cache.keys[0].device
         self._excluded = torch.zeros(model.config.vocab_size, device=self._device)  # (V,), added to logits
         self._excluded[list(excluded_ids)] = -torch.inf
+        self._one_token = OneToken(model) if can_step(model) else None
         self._settings: BatchSampling | None = None  # of the decoding rows; None when these have changed
 
     @torch.inference_mode()
@@ -104,11 +105,17 @@ class DecodeLoop:
             return False
         return True
 
+    @property
+    def running(self) -> int:
+        """Requests that have a row."""
+        return len(self._rows)
+
     def _prefill(self) -> None:
         """One forward pass over the prompts of the first reading rows."""
         started = time.perf_counter()
         start = self._rows.decoding
-        count, width = self._rows.reading_group(self._prefill_tokens)
+        # Those that generate wait for a quarter of what a pass may read when nobody does.
+        count, width = self._rows.reading_group(self._prefill_tokens if not start else -(-self._prefill_tokens // 4))
         group = self._rows.requests[start : start + count]
         pieces = [request.input_ids[request.fed : request.fed + width] for request in group]
         lengths = [len(piece) for piece in pieces]
@@ -118,11 +125,17 @@ class DecodeLoop:
             cache=self._rows.cache,
             rows=(start, start + count),
             new_lengths=lengths,
+            deltas=self._deltas(group),
         )  # (N, T, C)
         score_piece(self.model, group, hidden, lengths, self._excluded)
         for request, length in zip(group, lengths, strict=True):
             request.fed += length
         self.stats.prefill_tokens += sum(lengths)
+        self.stats.cached_tokens += sum(
+            request.reused
+            for request, length in zip(group, lengths, strict=True)
+            if request.fed == request.reused + length
+        )
         if group[0].fed == len(group[0].input_ids):  # else: one piece of a long prompt, and more to read
             self._rows.decoding += count
             self._begin(start, hidden, lengths)
@@ -145,7 +158,8 @@ class DecodeLoop:
             last = torch.tensor([lengths[row - start] - 1 for row in rows], device=self._device)
             requests = self._generating(rows)
             settings = BatchSampling.of([request.params for request in requests], self._device)
-            done += self._choose(rows, self.model.logits(hidden[of_group, last]), settings)
+            logits = self.model.logits(hidden[of_group, last], self._deltas(requests))
+            done += self._choose(rows, logits, settings)
             for request in requests:
                 self.stats.first_tokens += request.ttft_seconds is not None
                 self.stats.ttft_seconds_sum += request.ttft_seconds or 0.0
@@ -157,12 +171,24 @@ class DecodeLoop:
         rows = list(range(self._rows.decoding))
         requests = self._generating(rows)
         last = torch.tensor([request.token_ids[-1] for request in requests], device=self._device)
-        logits = self.model(last.unsqueeze(1), cache=self._rows.cache, rows=(0, len(rows)))  # (N, 1, V)
         if self._settings is None:
             self._settings = BatchSampling.of([request.params for request in requests], self._device)
-        self._release(self._choose(rows, logits.squeeze(1), self._settings))
+        self._release(self._choose(rows, self._step_logits(requests, last), self._settings))
         self.stats.decode_tokens += len(rows)
         self.stats.decode_seconds += time.perf_counter() - started
+
+    def _step_logits(self, requests: list[GenerationRequest], last: Tensor) -> Tensor:
+        """Reads each decoding row's last token (N,); returns the scores of its next one (N, V)."""
+        deltas = self._deltas(requests)
+        if deltas is None and self._one_token is not None:
+            return self._one_token(last, self._rows.cache, len(requests))
+        hidden = self.model.hidden_states(
+            last.unsqueeze(1), cache=self._rows.cache, rows=(0, len(requests)), deltas=deltas
+        )  # (N, 1, C)
+        return self.model.logits(hidden.squeeze(1), deltas)
+
+    def _deltas(self, requests: Sequence[Request]) -> RowDeltas | None:
+        return RowDeltas.of([request.adapter for request in requests], self._device)
 
     def _choose(self, rows: list[int], logits: Tensor, settings: BatchSampling) -> list[int]:
         """Choose a token for each row from its logits (N, V) and hand it over; returns the rows that are done."""

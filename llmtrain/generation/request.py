@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from llmtrain.generation.detokenizer import StreamingDetokenizer
 from llmtrain.generation.params import SamplingParams
 from llmtrain.generation.results import Candidate, Completion, Event, FinishReason, Score
+from llmtrain.model import ModelDelta
 
 NOT_FINITE = -1
 """The id that sampling gives a row whose logits hold NaN or infinity."""
@@ -33,6 +34,7 @@ class GenerationRequest:
         context: The most tokens that prompt and answer may have together.
         token_bytes: The bytes a token stands for.
         silent_ids: Special tokens, which are no part of the text.
+        adapter: The adapter to answer with; None is the model alone.
         candidates: How many most likely tokens to report per step.
         logprobs: Whether to report the log-probability of each token.
         streamed: Whether somebody reads `events`.
@@ -47,6 +49,7 @@ class GenerationRequest:
         context: int,
         token_bytes: Callable[[int], bytes],
         silent_ids: frozenset[int] = frozenset(),
+        adapter: ModelDelta | None = None,
         candidates: int = 0,
         logprobs: bool = False,
         streamed: bool = False,
@@ -56,7 +59,9 @@ class GenerationRequest:
         self.candidates = candidates
         self.logprobs = logprobs
         self.token_ids: list[int] = []
+        self.adapter = adapter
         self.fed = 0  # prompt tokens that are in the cache
+        self.reused = 0  # of them, those that were there before
         self.completion: Completion | None = None
         self.events: deque[Event] | None = deque() if streamed else None
         # 32 bits: enough for fresh answers, short enough to be typed again.
@@ -88,6 +93,16 @@ class GenerationRequest:
     def wants_details(self) -> bool:
         """Whether log-probabilities or candidates must be worked out for this request."""
         return self.logprobs or self.candidates > 0
+
+    @property
+    def reusable(self) -> int:
+        """Prompt tokens that need not be read if their keys and values are known: all but the last."""
+        return len(self.input_ids) - 1
+
+    @property
+    def known_ids(self) -> list[int]:
+        """Prompt and answer so far."""
+        return self.input_ids + self.token_ids
 
     @property
     def length(self) -> int:
@@ -182,6 +197,7 @@ class GenerationRequest:
             token_ids=self.token_ids,
             finish_reason=reason,
             num_prompt_tokens=len(self.input_ids),
+            num_cached_tokens=self.reused,
             seed=self.seed,
             ttft_seconds=self.ttft_seconds,
             seconds=time.perf_counter() - self._submitted,
@@ -197,17 +213,24 @@ class ScoreRequest:
     Args:
         context: At least one id.
         continuation: The ids to be scored, at least one.
+        adapter: The adapter to score with; None is the model alone.
     """
 
-    def __init__(self, context: Sequence[int], continuation: Sequence[int]):
+    def __init__(self, context: Sequence[int], continuation: Sequence[int], adapter: ModelDelta | None = None):
         ids = [*context, *continuation]
-        self.input_ids = ids[:-1]
-        self.fed = 0
+        self.input_ids = self.known_ids = ids[:-1]
+        self.adapter = adapter
+        self.fed = self.reused = 0
         self.score: Score | None = None
         self._ids = ids
         self._first = len(context) - 1  # the input position that predicts the continuation's first token
         self._sum = 0.0
         self._greedy = True
+
+    @property
+    def reusable(self) -> int:
+        """Inputs that need not be read if their keys and values are known: those that predict nothing scored."""
+        return self._first
 
     @property
     def done(self) -> bool:

@@ -26,6 +26,7 @@ class Completion:
         token_ids: Every token generated, a stop id or the tokens of a stop string included.
         finish_reason: Why it ended.
         num_prompt_tokens: The prompt's length in tokens.
+        num_cached_tokens: Of them, those that did not have to be read because a row still held them.
         seed: The seed that gives this text again; None for a request that was refused.
         ttft_seconds: From submission to the first token, waiting included; None if there was none.
         seconds: From submission to the end.
@@ -39,6 +40,7 @@ class Completion:
     finish_reason: FinishReason
     num_prompt_tokens: int
     seed: int | None
+    num_cached_tokens: int = 0
     ttft_seconds: float | None = None
     seconds: float = 0.0
     logprobs: list[float] | None = None
@@ -79,9 +81,13 @@ class Score:
 
 @dataclass
 class EngineStats:
-    """Figures since the engine was made or `reset_stats` was called. Seconds are wall time inside the engine."""
+    """Figures since the engine was made or `reset_stats` was called. Seconds are wall time inside the engine.
+
+    `prefill_tokens` were read, `cached_tokens` of prompts did not have to be.
+    """
 
     prefill_tokens: int = 0
+    cached_tokens: int = 0
     prefill_seconds: float = 0.0
     decode_tokens: int = 0
     decode_seconds: float = 0.0

@@ -2,19 +2,21 @@
 
 From the first row: [0, decoding) generate together in each step; [decoding, in use) still read their prompts; the rest
 is free. Both blocks stay contiguous, because the model takes a block of rows: a gap is filled by the last of its block.
-Knows nothing of logits, sampling or text.
+A freed row keeps its keys and values until somebody needs the room, and a prompt that begins like what any row holds is
+read from there on only (prefix reuse). Knows nothing of logits, sampling or text.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from llmtrain.generation.request import Request
-from llmtrain.model import KVCache, ModelConfig, kv_cache_bytes_per_token
+from llmtrain.model import KVCache, ModelConfig, ModelDelta, kv_cache_bytes_per_token
 from llmtrain.model.memory import available_memory
 
 logger = logging.getLogger(__name__)
@@ -25,9 +27,26 @@ CACHE_SHARE = 0.25
 FREE_PADDING = 128
 """So many tokens of padding always cost less than another pass through the model."""
 
+LEAST_SHARED = 32
+"""Prompts that begin alike for fewer tokens are each read whole: that costs less than waiting for one another."""
+
+
+class Kept(NamedTuple):
+    """Whose keys and values a row holds although nobody sits there: these ids, read with this adapter."""
+
+    ids: list[int]
+    adapter: ModelDelta | None
+    since: int  # a count that grows: what was left longest ago is given up first
+
+
+_NOTHING = Kept([], None, 0)
+
 
 class Rows:
     """The rows of one cache and the requests in them.
+
+    A request that has been seated but not begun owns no part of the cache: until it is read, its row still holds what
+    the one before left there.
 
     Args:
         cache: The cache whose rows are given out.
@@ -38,6 +57,8 @@ class Rows:
         self.cache = cache
         self.requests: list[Request] = []
         self.decoding = 0
+        self._kept = [_NOTHING] * cache.batch_size
+        self._clock = 0
         self._vocab_size = vocab_size
         self._seen: Tensor | None = None  # (rows, V) bool, made by the first request with a penalty
 
@@ -59,51 +80,124 @@ class Rows:
         self.requests += sorted(requests, key=lambda request: len(request.input_ids))
 
     def reading_group(self, tokens: int) -> tuple[int, int]:
-        """How many reading rows to take together, and how many tokens of each at most.
+        """Which reading rows to take together: how many, and how many tokens of each at most.
+
+        What a row still holds of a prompt's beginning is made use of here: it is copied, and counted as read. A request
+        that begins like another of the group is put off until that one has been read.
 
         Args:
             tokens: The most tokens, padding included, of one forward pass.
         """
-        first, *others = self.requests[self.decoding :]
-        count, width = 1, len(first.input_ids) - first.fed
-        if first.fed or width > tokens:  # a long prompt is read alone, piece by piece
+        start = self.decoding
+        first = self.requests[start]
+        begun = first.fed > 0
+        if not begun:
+            self._begin(start)
+        width = len(first.input_ids) - first.fed
+        if begun or width > tokens:  # a long prompt is read alone, piece by piece
             return 1, min(width, tokens)
-        real = width
-        for request in others:
-            length = len(request.input_ids)
+        count, real = 1, width
+        for position in range(start + 1, len(self.requests)):
+            request = self.requests[position]
+            if request.fed:
+                break
+            known = self._longest_beginning(request)[1]
+            group = self.requests[start : start + count]
+            if any(_shared(request, each.input_ids, each.adapter) - known >= LEAST_SHARED for each in group):
+                continue
+            length = len(request.input_ids) - known
             wider, real = max(width, length), real + length
             padding = wider * (count + 1) - real
-            if request.fed or wider * (count + 1) > tokens or padding > max(FREE_PADDING, real // 4):
+            if wider * (count + 1) > tokens or padding > max(FREE_PADDING, real // 4):
                 break
+            self._reseat(position, start + count)
+            self._begin(start + count)
             count, width = count + 1, wider
-        return count, width
+        return count, max(len(each.input_ids) - each.fed for each in self.requests[start : start + count])
+
+    def _begin(self, row: int) -> None:
+        """Gives a row to the request that sits there, with as much of its prompt as is known already."""
+        request = self.requests[row]
+        source, length = self._longest_beginning(request)
+        if len(self._kept[row].ids) - length * (source == row) >= LEAST_SHARED:
+            self._rescue(row, spared=source)
+        if length and source == row:
+            self.cache.truncate(row, length)
+        else:
+            self.cache.reset(row)
+            if length:
+                self.cache.copy_row(source, row, length)
+        self._kept[row] = _NOTHING
+        request.fed = request.reused = length
+
+    def _longest_beginning(self, request: Request) -> tuple[int, int]:
+        """The row that holds most of a request's beginning, and how many tokens; (−1, 0) if it is hardly worth it."""
+        best, longest = -1, LEAST_SHARED - 1
+        for row in range(self.cache.batch_size):
+            ids, adapter = self._held(row)
+            if len(ids) > longest:
+                length = _shared(request, ids, adapter)
+                if length > longest:
+                    best, longest = row, length
+        return (best, longest) if best >= 0 else (-1, 0)
+
+    def _held(self, row: int) -> tuple[list[int], ModelDelta | None]:
+        """The ids whose keys and values are in a row, and the adapter that they were read with."""
+        if row < len(self.requests) and (row < self.decoding or self.requests[row].fed):
+            request = self.requests[row]
+            return request.known_ids[: self.cache.lengths[row]], request.adapter
+        kept = self._kept[row]
+        return kept.ids, kept.adapter
+
+    def _rescue(self, row: int, *, spared: int) -> None:
+        """Before a row is overwritten: brings what it holds into the free row that is least likely to be missed."""
+        kept = self._kept[row]
+        free = [each for each in reversed(range(len(self.requests), self.cache.batch_size)) if each != spared]
+        oldest = min(free, key=lambda each: self._kept[each].since, default=row)
+        if self._kept[oldest].since < kept.since:
+            self.cache.copy_row(row, oldest)
+            self._kept[oldest] = kept
 
     def release(self, row: int, *, wipe: bool = False) -> None:
-        """Free a row and close the gap.
+        """Free a row and close the gap; what it holds stays for those whose prompt begins alike.
 
         Args:
             row: The row of a request that has ended.
             wipe: Overwrite its keys and values. A masked key has weight 0, but 0 · NaN is NaN: what a failed request
                 leaves behind would reach the row's next tenant.
         """
+        ids, adapter = self._held(row)
+        self._clock += 1
         if wipe:
             for layer in (*self.cache.keys, *self.cache.values):
                 layer[row].zero_()
+            self.cache.reset(row)
+            ids = []
+        self._kept[row] = Kept(ids, adapter, self._clock)
         if row < self.decoding:
             self.decoding -= 1
-            self._move(self.decoding, row)
+            self._exchange(row, self.decoding)
             row = self.decoding
-        self._move(len(self.requests) - 1, row)
+        last = len(self.requests) - 1
+        if self.requests[last].fed:
+            self._exchange(row, last)
+        else:
+            self._reseat(row, last)
         self.requests.pop()
-        self.cache.reset(len(self.requests))
 
-    def _move(self, source: int, target: int) -> None:
-        if source == target:
+    def _exchange(self, one: int, other: int) -> None:
+        """Two requests change places, with all that their rows hold."""
+        if one == other:
             return
-        self.cache.move_row(source, target)
-        self.requests[target] = self.requests[source]
+        self.cache.swap_rows(one, other)
+        self._kept[one], self._kept[other] = self._kept[other], self._kept[one]
+        self._reseat(one, other)
         if self._seen is not None:
-            self._seen[target] = self._seen[source]
+            self._seen[[one, other]] = self._seen[[other, one]]
+
+    def _reseat(self, one: int, other: int) -> None:
+        """Two requests change places; what the rows hold stays. At least one of them has not begun."""
+        self.requests[one], self.requests[other] = self.requests[other], self.requests[one]
 
     def seen(self, rows: list[int]) -> Tensor:
         """The tokens that occurred in these rows, (N, V) bool."""
@@ -126,12 +220,40 @@ class Rows:
         return self._seen
 
 
-def fitting_length(config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device) -> int:
-    """The model's context, or as much of it per row as `CACHE_SHARE` of the free memory holds (then it warns)."""
+def _shared(request: Request, ids: Sequence[int], adapter: ModelDelta | None) -> int:
+    """How many of a request's first tokens these are, at most as many as need not be read for what they predict."""
+    if adapter is not request.adapter:
+        return 0
+    mine, limit = request.input_ids, min(len(ids), request.reusable)
+    if mine[:limit] == ids[:limit]:
+        return limit
+    low, high = 0, limit  # equal up to low, not up to high: slices compare at the speed of C
+    while high - low > 1:
+        middle = (low + high) // 2
+        if mine[low:middle] == ids[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def fitting_length(
+    config: ModelConfig, rows: int, dtype: torch.dtype, device: torch.device, cache_bytes: int | None = None
+) -> int:
+    """The model's context, or as much of it per row as fits (then it warns).
+
+    Args:
+        config: The model's shape.
+        rows: How many rows share the cache.
+        dtype: Of keys and values.
+        device: Where they lie.
+        cache_bytes: What the cache may take in all; None is `CACHE_SHARE` of the free memory.
+    """
     context, free = config.max_position_embeddings, available_memory(device)
-    if free is None:
+    if cache_bytes is None and free is None:
         return context
-    fits = int(free * CACHE_SHARE) // (rows * kv_cache_bytes_per_token(config, "float32") // 4 * dtype.itemsize)
+    limit = int(free * CACHE_SHARE) if cache_bytes is None and free is not None else cache_bytes or 0
+    fits = limit // (rows * kv_cache_bytes_per_token(config, "float32") // 4 * dtype.itemsize)
     if fits >= context:
         return context
     length = max(1, fits)

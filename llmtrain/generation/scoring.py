@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llmtrain.generation.request import Request, ScoreRequest
-from llmtrain.model import Transformer
+from llmtrain.model import RowDeltas, Transformer
 
 LOGITS_BYTES = 64 << 20
 """Scoring needs logits of many positions; they are worked out in slices of at most this size."""
@@ -52,11 +52,15 @@ def score_piece(
     device = hidden.device
     picked = hidden[torch.tensor(rows, device=device), torch.tensor(positions, device=device)]  # (M, C)
     wanted = torch.tensor(targets, device=device)
+    adapters = [group[row].adapter for row in rows]
     size = max(1, LOGITS_BYTES // (4 * model.config.vocab_size))
     logprobs: list[float] = []
     greedy: list[bool] = []
-    for part, tokens_of_part in zip(picked.split(size), wanted.split(size), strict=True):
-        logits = model.logits(part).float()  # (≤ M, V)
+    for begin, part, tokens_of_part in zip(
+        range(0, len(rows), size), picked.split(size), wanted.split(size), strict=True
+    ):
+        deltas = RowDeltas.of(adapters[begin : begin + size], device)
+        logits = model.logits(part, deltas).float()  # (≤ M, V)
         chosen = logits.gather(-1, tokens_of_part.unsqueeze(-1)).squeeze(-1)
         logprobs += (chosen - logits.logsumexp(dim=-1)).tolist()
         greedy += ((logits + excluded).argmax(dim=-1) == tokens_of_part).tolist()

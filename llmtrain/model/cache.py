@@ -94,12 +94,27 @@ class KVCache:
             raise ValueError(f"cannot cut row {row} of {self.lengths[row]} tokens to {length}.")
         self.lengths[row] = length
 
-    def move_row(self, source: int, target: int) -> None:
-        """Copies a row's valid tokens over another row and frees the source."""
-        length = self.lengths[source]
+    def copy_row(self, source: int, target: int, length: int | None = None) -> None:
+        """Copies a row's first `length` tokens (all by default) over another row, which then holds nothing else.
+
+        Raises:
+            ValueError: if the source holds fewer tokens.
+        """
+        length = self.lengths[source] if length is None else length
+        if length > self.lengths[source]:
+            raise ValueError(f"cannot copy {length} tokens of row {source}, which holds {self.lengths[source]}.")
         for layer in (*self.keys, *self.values):
             layer[target, :, :length] = layer[source, :, :length]
-        self.lengths[target], self.lengths[source] = length, 0
+        self.lengths[target] = length
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Exchanges the valid tokens of two rows."""
+        first, second = self.lengths[one], self.lengths[other]
+        for layer in (*self.keys, *self.values):
+            kept = layer[one, :, :first].clone()
+            layer[one, :, :second] = layer[other, :, :second]
+            layer[other, :, :first] = kept
+        self.lengths[one], self.lengths[other] = second, first
 
 
 class CacheWrite:

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from llmtrain.model.cache import CacheWrite, KVCache
 from llmtrain.model.config import ModelConfig
+from llmtrain.model.deltas import RowDeltas
 from llmtrain.model.positions import document_layout, rotary_table, rotate, sinusoidal_table
 
 
@@ -78,15 +79,16 @@ class Attention(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         write: CacheWrite | None,
         mask: Tensor | None = None,
+        deltas: RowDeltas | None = None,
     ) -> Tensor:
         """(B, T, C) → (B, T, C); `rotation` is (cos, sin) in x's dtype, or None for sinusoidal positions.
 
         `mask` (B, 1, T, T) is true where a query sees a key; without one (and without a cache) attention is causal.
         """
         batch, time, _ = x.shape
-        query = self.q_proj(x).view(batch, time, self.heads, self.head_dim)
-        key = self.k_proj(x).view(batch, time, self.kv_heads, self.head_dim)
-        value = self.v_proj(x).view(batch, time, self.kv_heads, self.head_dim).transpose(1, 2)
+        query = _applied(self.q_proj, x, deltas).view(batch, time, self.heads, self.head_dim)
+        key = _applied(self.k_proj, x, deltas).view(batch, time, self.kv_heads, self.head_dim)
+        value = _applied(self.v_proj, x, deltas).view(batch, time, self.kv_heads, self.head_dim).transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = query.transpose(1, 2), key.transpose(1, 2)  # (B, H, T, D), (B, K, T, D)
@@ -97,7 +99,7 @@ class Attention(nn.Module):
             key, value = write.store(self.layer, key, value)
             mask, causal = write.mask, write.causal and time > 1
         attended = self._attend(query, key, value, mask, causal)  # (B, H, T, D)
-        return self.o_proj(attended.transpose(1, 2).reshape(batch, time, -1))
+        return _applied(self.o_proj, attended.transpose(1, 2).reshape(batch, time, -1), deltas)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
         if query.shape[2] == 1:
@@ -132,9 +134,10 @@ class MLP(nn.Module):
         self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, deltas: RowDeltas | None = None) -> Tensor:
         """(..., C) → (..., C)."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gated = F.silu(_applied(self.gate_proj, x, deltas)) * _applied(self.up_proj, x, deltas)
+        return _applied(self.down_proj, gated, deltas)
 
 
 class Layer(nn.Module):
@@ -154,10 +157,11 @@ class Layer(nn.Module):
         rotation: tuple[Tensor, Tensor] | None,
         write: CacheWrite | None,
         mask: Tensor | None = None,
+        deltas: RowDeltas | None = None,
     ) -> Tensor:
         """(B, T, C) → (B, T, C)."""
-        x = x + self._drop(self.self_attn(self.input_layernorm(x), rotation, write, mask))
-        return x + self._drop(self.mlp(self.post_attention_layernorm(x)))
+        x = x + self._drop(self.self_attn(self.input_layernorm(x), rotation, write, mask, deltas))
+        return x + self._drop(self.mlp(self.post_attention_layernorm(x), deltas))
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, training=True) if self.dropout and self.training else x
@@ -175,7 +179,13 @@ class Body(nn.Module):
         self.gradient_checkpointing = False
         self._tables: dict[torch.device, tuple[Tensor, ...]] = {}
 
-    def forward(self, input_ids: Tensor, write: CacheWrite | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        write: CacheWrite | None = None,
+        document_ids: Tensor | None = None,
+        deltas: RowDeltas | None = None,
+    ) -> Tensor:
         """(B, T) ids → (B, T, C) after the final norm."""
         mask = None
         if document_ids is not None:
@@ -185,9 +195,11 @@ class Body(nn.Module):
         else:
             positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = self.embed_tokens(input_ids)
+        if deltas is not None:
+            x = deltas.embedded(input_ids, x)
         rotation = None
         if self.config.position == "sinusoidal":
-            x = x + self._table(x.device)[0][positions].to(x.dtype)
+            x = x + self.table(x.device)[0][positions].to(x.dtype)
         else:
             rotation = self._rotation(positions, x)
         if self.config.dropout and self.training:
@@ -197,16 +209,17 @@ class Body(nn.Module):
             if recompute:
                 x = checkpoint(layer, x, rotation, write, mask, use_reentrant=False)
             else:
-                x = layer(x, rotation, write, mask)
+                x = layer(x, rotation, write, mask, deltas)
         return self.norm(x)
 
     def _rotation(self, positions: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine at the positions, (T, D) or (B, 1, T, D), in the dtype the heads are computed in."""
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        cos, sin = (table[positions].to(dtype) for table in self._table(x.device))
+        cos, sin = (table[positions].to(dtype) for table in self.table(x.device))
         return (cos[:, None], sin[:, None]) if positions.dim() == 2 else (cos, sin)
 
-    def _table(self, device: torch.device) -> tuple[Tensor, ...]:
+    def table(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The table of positions on a device, made when first asked for: `rotary_table` or (`sinusoidal_table`,)."""
         if device not in self._tables:
             with torch.inference_mode(False), torch.no_grad():
                 length = self.config.max_position_embeddings
@@ -276,8 +289,11 @@ class Transformer(nn.Module):
         rows: tuple[int, int] | None = None,
         new_lengths: Sequence[int] | None = None,
         document_ids: Tensor | None = None,
+        deltas: RowDeltas | None = None,
     ) -> Tensor:
         """(B, T) ids → (B, T, C) after the final norm. With a cache, row b's tokens continue at its length.
+
+        `deltas` says which adapter each row uses; with a cache only, and not in training.
 
         Raises:
             ValueError: if the tokens do not fit the context or the cache; nothing is counted then.
@@ -294,13 +310,14 @@ class Transformer(nn.Module):
         write = CacheWrite(cache, rows or (0, cache.batch_size), time, new_lengths)
         if write.stop - write.start != input_ids.shape[0]:
             raise ValueError(f"{input_ids.shape[0]} sequences do not fit {write.stop - write.start} cache rows.")
-        hidden = self.model(input_ids, write)
+        hidden = self.model(input_ids, write, deltas=deltas)
         write.commit()
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, deltas: RowDeltas | None = None) -> Tensor:
         """(..., C) → (..., V)."""
-        return self.lm_head(hidden)
+        logits = self.lm_head(hidden)
+        return logits if deltas is None else deltas.scored(hidden, logits)
 
     @property
     def gradient_checkpointing(self) -> bool:
@@ -324,6 +341,10 @@ class Transformer(nn.Module):
     def prepare_inputs_for_generation(self, *args: object, **kwargs: object) -> dict:
         """Only looked up by peft, never called: generation is `llmtrain.generation`'s."""
         raise NotImplementedError("generate with llmtrain.generation.Engine")
+
+
+def _applied(layer: nn.Linear, x: Tensor, deltas: RowDeltas | None) -> Tensor:
+    return layer(x) if deltas is None else deltas.linear(layer, x)
 
 
 def build_model(

@@ -44,7 +44,7 @@ class ScriptedModel(Transformer):
         self.confidence = confidence
         self.eval()
 
-    def hidden_states(self, input_ids, *, cache=None, rows=None, new_lengths=None, document_ids=None):
+    def hidden_states(self, input_ids, *, cache=None, rows=None, new_lengths=None, document_ids=None, deltas=None):
         start, stop = rows
         count = input_ids.shape[1]
         before = torch.tensor(cache.lengths[start:stop])
@@ -52,7 +52,7 @@ class ScriptedModel(Transformer):
             cache.lengths[row] += count if new_lengths is None else new_lengths[row - start]
         return (before[:, None] + torch.arange(count))[..., None].float()  # (B, T, 1)
 
-    def logits(self, hidden):
+    def logits(self, hidden, deltas=None):
         wanted = torch.tensor([self.script[min(int(p), len(self.script) - 1)] for p in hidden.flatten()])
         logits = torch.zeros(*hidden.shape[:-1], self.config.vocab_size)
         logits.view(len(wanted), -1)[torch.arange(len(wanted)), wanted] = self.confidence

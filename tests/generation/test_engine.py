@@ -450,7 +450,7 @@ def test_an_interrupt_leaves_an_engine_that_works(model, tok, monkeypatch):
 
     def interrupted(*args, **kwargs):
         calls.append(1)
-        if len(calls) == 5:
+        if len(calls) == 2:  # the third prompt is read while another answer is being written
             raise KeyboardInterrupt
         return forward(*args, **kwargs)
 

@@ -136,13 +136,18 @@ def test_rows_can_be_moved_cut_and_freed():
     with torch.inference_mode():
         expected = model(tokens)
         model(tokens[:, :9], cache=cache, rows=(1, 3))
-        cache.move_row(2, 0)
+        cache.swap_rows(2, 0)
         assert cache.lengths == [9, 9, 0]
+        cache.copy_row(0, 2, 5)
+        assert cache.lengths == [9, 9, 5]
         cache.truncate(0, 5)
-        replay = model(tokens[1:, 5:], cache=cache, rows=(0, 1))
-    assert torch.allclose(replay, expected[1:, 5:], atol=1e-5)
+        replay = model(tokens[1:, 5:], cache=cache, rows=(0, 1)), model(tokens[1:, 5:], cache=cache, rows=(2, 3))
+    for part in replay:
+        assert torch.allclose(part, expected[1:, 5:], atol=1e-5)
     cache.reset(1)
-    assert cache.lengths == [10, 0, 0]
+    assert cache.lengths == [10, 0, 10]
+    with pytest.raises(ValueError, match="cannot copy 11 tokens of row 0, which holds 10"):
+        cache.copy_row(0, 1, 11)
     with pytest.raises(ValueError, match="cannot cut row 0 of 10 tokens to 11"):
         cache.truncate(0, 11)
 
