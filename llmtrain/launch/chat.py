@@ -260,7 +260,7 @@ class Session:
             "tokens": sum(len(each.token_ids) for each in self._completions),
             "seeds": [each.seed for each in self._completions],
             "prompt_tokens": sum(each.num_prompt_tokens for each in self._completions),
-            "cached_tokens": sum(getattr(each, "num_cached_tokens", 0) for each in self._completions),
+            "cached_tokens": sum(each.num_cached_tokens for each in self._completions),
             "dropped_turns": self._dropped,
             "ttft_seconds": stats.ttft_seconds,
             "decode_tokens_per_second": stats.decode_tokens_per_second,

@@ -70,16 +70,17 @@ def talk(runs: Path, monkeypatch, *lines: str, overrides: tuple[str, ...] = ()) 
 
 
 def test_every_line_is_answered_and_the_figures_are_reported(runs, monkeypatch, capsys):
-    results = talk(runs, monkeypatch, "你好", "", "  ", "how are you?", "//help", "/quit", "never read")
+    results = talk(runs, monkeypatch, "你好" * 8, "", "  ", "how are you?", "//help", "/quit", "never read")
     assert len(capsys.readouterr().out.splitlines()) >= 3
     assert (results["command"], results["turns"], results["tokens"], results["stopped"]) == ("chat", 3, 12, 0)
     assert results["model"].endswith("finetune/talk/model")
     assert results["ttft_seconds"] > 0
     assert len(results["seeds"]) == 3
-    first, second = BYTES.encode("你好"), BYTES.encode("how are you?")
+    first, second = BYTES.encode("你好" * 8), BYTES.encode("how are you?")
     # Each turn is the question between its markers, four tokens of answer, and the end.
     grown = [len(first) + 2, len(first) + 7 + len(second) + 2, len(first) + len(second) + 14 + len("/help") + 2]
     assert results["prompt_tokens"] == sum(grown)
+    assert results["cached_tokens"] == grown[0] + 3 + grown[1] + 3  # prompt and answer, its last token never read
     assert json.loads(json.dumps(results)) == results
 
 

@@ -106,17 +106,20 @@ def test_what_cannot_fit_is_refused_and_nothing_is_lost():
         Conversation(BYTES, max_length=20, room=20)
 
 
-def test_an_engine_answers_turn_after_turn_as_from_the_start(tiny_config):
+def test_an_engine_reads_only_what_is_new_and_answers_as_from_the_start(tiny_config):
     """Greedy; each prompt is also given to an engine that has seen nothing before."""
     config: ModelConfig = tiny_config(initializer_range=0.2)
     model = build_model(config, seed=0).eval()
     conversation = Conversation(BYTES, max_length=256)
     engine = Engine(model, BYTES, max_rows=1)
     sampling = SamplingParams(temperature=0.0, max_new_tokens=12, stop_ids=tuple(conversation.stop_ids))
-    for question in ("你好", "how are you?", "再见"):
+    held = 0
+    for question in ("你好" * 8, "how are you?", "再见"):  # the engine keeps what is longer than 32 tokens
         prompt = conversation.ask(question).ids
         (answer,) = engine.generate([prompt], sampling)
         (fresh,) = Engine(model, BYTES, max_rows=1).generate([prompt], sampling)
         assert answer.token_ids == fresh.token_ids
+        assert (answer.num_cached_tokens, fresh.num_cached_tokens) == (held, 0)
+        held = len(prompt) + len(answer.token_ids) - 1  # the last token was chosen and never read
         conversation.add(question, answer)
-    assert len(conversation.turns) == 3
+    assert held > 60
