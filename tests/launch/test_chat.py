@@ -257,6 +257,7 @@ class Person:
         self.seen = b""
 
     def type(self, text: str) -> None:
+        time.sleep(0.5)  # Python does not notice a Ctrl-C between the end of a prompt and the wait for a key
         os.write(self.screen, text.encode())
 
     def wait_for(self, pattern: str, seconds: float = 90) -> str:
@@ -278,7 +279,7 @@ class Person:
         return code
 
 
-PROMPT = "›"
+PROMPT = r"› \x1b\[0m"
 
 
 @pytest.mark.medium
