@@ -16,7 +16,7 @@ PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c const
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare generate serve show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare generate chat serve show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -27,9 +27,9 @@ override PROMPT := $(value PROMPT)
 generate tokenize: export LLMTRAIN_PROMPT := $(PROMPT)
 endif
 unexport ARGS PROMPT
-$(COMMANDS) bench-memory bench-memory-training: export LLMTRAIN_ARGS := $(ARGS)
+$(COMMANDS) bench-memory bench-memory-training bench-generate: export LLMTRAIN_ARGS := $(ARGS)
 
-.PHONY: help setup $(COMMANDS) bench-memory bench-memory-training checks format test-fast test test-slow test-gpu clean clean-all
+.PHONY: help setup $(COMMANDS) bench-memory bench-memory-training bench-generate checks format test-fast test test-slow test-gpu clean clean-all
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | awk -F@ '{printf "%-22s %s\n", $$1, $$2}'
@@ -78,6 +78,9 @@ compare: $(STAMP) ## two evaluations item by item: ARGS="runs/evaluate/first run
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py
 
+chat: $(STAMP) ## talk with the latest model fine-tuned for it
+	@$(RUN) scripts/chat.py
+
 serve: $(STAMP) ## answer requests over HTTP, with a page to chat on
 	@$(RUN) scripts/serve.py
 
@@ -92,6 +95,9 @@ bench-memory: $(STAMP) ## peak memory of preparing 1 GB of text against 100 MB
 
 bench-memory-training: $(STAMP) ## peak memory of training processes at each ZeRO stage, beside the formula
 	@$(RUN) scripts/bench.py "which=[training-memory]"
+
+bench-generate: $(STAMP) ## speed of the engine's work beside transformers, on two models (half an hour)
+	@$(RUN) scripts/bench.py "which=[generate]"
 
 verify-resume: $(STAMP) ## check that an interrupted pretraining run equals one that was not
 	@$(RUN) scripts/verify_resume.py

@@ -111,7 +111,9 @@ class GenerationBench:
         engine = self._engine(1, 32 + tokens)
         settings = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
         weights = [module.weight for module in self._loaded.model.modules() if isinstance(module, torch.nn.Linear)]
-        rows = {size: torch.randn(1, size, dtype=self._dtype, device=self._device) for size in {w.shape[1] for w in weights}}
+        rows = {
+            size: torch.randn(1, size, dtype=self._dtype, device=self._device) for size in {w.shape[1] for w in weights}
+        }
 
         def ours() -> float:
             engine.generate([self._ids(32)], settings)

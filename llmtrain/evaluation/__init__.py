@@ -9,6 +9,7 @@ name of a metric is refused without it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llmtrain.evaluation.answers import answer_loss
     from llmtrain.evaluation.bpb import BitsPerByte, bits_per_byte, nats_and_tokens
     from llmtrain.evaluation.choices import score_choices
     from llmtrain.evaluation.metrics import METRICS, Metric, find_metric, score_answers
@@ -29,6 +30,7 @@ __all__ = [
     "SampleReport",
     "TaskResult",
     "Team",
+    "answer_loss",
     "bits_per_byte",
     "compare_items",
     "distinct_n",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "answers": ("answer_loss",),
     "bpb": ("BitsPerByte", "bits_per_byte", "nats_and_tokens"),
     "choices": ("score_choices",),
     "metrics": ("METRICS", "Metric", "find_metric", "score_answers"),

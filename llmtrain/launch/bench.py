@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "decode", "prepare", "memory", "training-memory", "equality", "harness")
+PARTS = ("train", "decode", "generate", "prepare", "memory", "training-memory", "equality", "harness")
 _BUSY = 0.5  # load per core at the start from which the figures are called rough
 _WARMUP_ROUNDS = 1
 
@@ -41,7 +41,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     parts = _checked_parts(settings)
     from llmtrain.bench.results import machine_facts, table
 
-    bench = _Bench(settings, run_dir / "work")
+    bench = Bench(settings, run_dir / "work")
     bench.check(parts)
     machine = machine_facts(threads=bench.threads)
     if (machine["load_at_start"] or 0) > _BUSY * (machine["cores"] or 1):
@@ -84,7 +84,7 @@ def _checked_parts(settings: DictConfig) -> list[str]:
         raise ValueError(f"which=[] measures nothing: name some of {', '.join(PARTS)}.")
     if settings.rounds < MIN_ROUNDS:
         raise ValueError(f"rounds={settings.rounds} must be at least {MIN_ROUNDS}: fewer give no spread.")
-    for name in ("steps", "megabytes", "prompt_tokens", "new_tokens"):
+    for name in ("steps", "megabytes", "prompt_tokens", "new_tokens", "items"):
         if not settings[name] > 0:
             raise ValueError(f"{name}={settings[name]} must be above 0.")
     if settings.threads is not None and settings.threads < 1:
@@ -99,7 +99,7 @@ def _checked_parts(settings: DictConfig) -> list[str]:
     return [part for part in PARTS if part in wanted]
 
 
-class _Bench:
+class Bench:
     """The parts of one run. What several of them need (corpus, tokenizer, device) is made once, when first used.
 
     Attributes:
@@ -241,9 +241,10 @@ class _Bench:
         """The engine beside `generate` of transformers, for each batch size."""
         from llmtrain.bench import decoding
         from llmtrain.bench.results import Comparison
+        from llmtrain.launch import bench_models
 
         settings = self.settings
-        folder = self._model_folder()
+        folder = bench_models.model_folder(self)
         pair = decoding.DecodingPair(
             folder, device=self.device, prompt_tokens=settings.prompt_tokens, new_tokens=settings.new_tokens
         )
@@ -274,27 +275,11 @@ class _Bench:
             found.append(Comparison(f"harness_{kind}", f"lm-eval, {kind},", ratio, harness.TWIN, "requests/s", None))
         return found
 
-    def _model_folder(self) -> Path:
-        """The model to decode with: the one asked for, the latest run's, or random weights of `pretrain`'s shape."""
-        from llmtrain.checkpoint import ModelFolderError, resolve_model, save_model_folder
-        from llmtrain.launch.runs import latest_run
+    def generate(self) -> list[Comparison]:
+        """The engine's work beside transformers, on two models and in two dtypes."""
+        from llmtrain.launch import bench_generate
 
-        if self.settings.model is not None:
-            return resolve_model(self.settings.model)
-        latest = latest_run(Path(self.settings.paths.runs_dir), "pretrain")
-        if latest is not None:
-            try:
-                return resolve_model(latest)
-            except ModelFolderError:
-                logger.info("%s has no model yet: decoding is measured with random weights", latest)
-        model, tokenizer, folder = self.start.model, self.start.tokenizer, self.work / "model"
-        state = dict(model.state_dict())
-        for name in ("model.embed_tokens.weight", "lm_head.weight"):
-            # Our engine never says the ids that only fill up the vocabulary; so transformers should not either.
-            state[name] = state[name].clone()
-            state[name][tokenizer.vocab_size :] = 0
-        save_model_folder(folder, config=model.config, state_dict=state, tokenizer=tokenizer, info={})
-        return folder
+        return bench_generate.measure(self)
 
     def prepare(self) -> list[Comparison]:
         """The whole preparation beside bare `tokenizers`."""

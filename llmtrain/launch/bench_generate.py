@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrain.launch import bench_models
+
 if TYPE_CHECKING:
     from llmtrain.bench.results import Comparison
     from llmtrain.launch.bench import Bench
@@ -25,8 +27,10 @@ _DECODE_TOKENS = {DEFAULT: 128, LARGER: 48}
 
 def measure(bench: Bench) -> list[Comparison]:
     """All comparisons; the facts go to `bench.facts["generating"]`."""
-    folders = {DEFAULT: bench.model_folder(), LARGER: _random_folder(bench, LARGER)}
-    wanted = {name: folder for name, folder in folders.items() if name in bench.settings.generate_models}
+    wanted = {
+        name: bench_models.model_folder(bench) if name == DEFAULT else _random_folder(bench, name)
+        for name in bench.settings.generate_models
+    }
     bench.facts["generating"] = {name: str(folder) for name, folder in wanted.items()}
     found: list[Comparison] = []
     for name, folder in wanted.items():
@@ -76,17 +80,19 @@ def _work(bench: Bench, name: str, folder: Path) -> list[Comparison]:
         rounds = method(bench.rounds(), bench.report(what, unit))
         return Comparison(f"{key}_{name}", what, rounds.compare(generating.FRAMEWORK, side), theirs, unit, mark)
 
-    unequal, twin = _UNEQUAL_MARKS[name], generating.TWIN
+    floor_mark, twin = 0.75 if name == LARGER else None, generating.TWIN
+    batches, alone = "transformers in batches of 16", "transformers one by one"
     found = [
-        compared("floor", "decoding, batch 1", work.floor, generating.FLOOR, "its matrix products alone", "tokens/s",
-                 0.75 if name == LARGER else None),
-        compared("unequal", "unequal requests", work.unequal, twin, "transformers in batches of 16", "tokens/s", unequal),
-    ]  # fmt: skip
+        compared(
+            "floor", "decoding, batch 1", work.floor, generating.FLOOR, "its matrix products", "tokens/s", floor_mark
+        ),
+        compared("unequal", "unequal requests", work.unequal, twin, batches, "tokens/s", _UNEQUAL_MARKS[name]),
+    ]
     if name == DEFAULT:
         found += [
-            compared("choices", "four-way questions", work.choices, twin, "transformers one by one", "questions/s", 3.0),
-            compared("second_turn", "first token of a second turn", work.second_turn, generating.WHOLE,
-                     "reading it all", "turns/s", 5.0),
+            compared("choices", "four-way questions", work.choices, twin, alone, "questions/s", 3.0),
+            compared("second_turn", "a second turn's first token", work.second_turn, generating.WHOLE, "reading it all",
+                     "turns/s", 5.0),
         ]  # fmt: skip
         seconds = work.samples(bench.rounds())
         share = Ratio([60 - 2 * each for each in seconds], [60.0] * len(seconds))
@@ -105,4 +111,4 @@ def _random_folder(bench: Bench, shape: str) -> Path:
     paths = [f"paths.{name}={bench.settings.paths[name]}" for name in ("runs_dir", "data_dir")]
     section = compose("pretrain", [f"model={shape}", "model.vocab_size=16384", *paths]).settings.model
     values: dict[str, Any] = OmegaConf.to_container(section, resolve=True)  # type: ignore[assignment]
-    return bench.random_folder(build_model(ModelConfig(**values), seed=0), shape)
+    return bench_models.random_folder(bench, build_model(ModelConfig(**values), seed=0), shape)

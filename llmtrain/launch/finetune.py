@@ -107,7 +107,7 @@ def _check_settings(settings: DictConfig, *, here: bool = True) -> BatchGeometry
 def _check_data(settings: DictConfig) -> None:
     if "kind" not in settings.data or "max_length" not in settings.data:
         raise ValueError(
-            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin or jsonl."
+            "this data is for pretraining; fine-tuning takes data=zh_number, date_iso, hsk_pinyin, chatterbot or jsonl."
         )
     from llmtrain.data.examples import MIN_LENGTH
     from llmtrain.data.tasks import TASKS
@@ -323,7 +323,7 @@ def _conclude(
     model_dir = run_dir / "model"
     if adapter_dir is not None:
         _merge(adapter_dir, model_dir)
-    scores = compare(
+    compared = compare(
         {"base": base.folder, "finetuned": model_dir},
         task,
         max_rows=settings.evaluation.max_rows,
@@ -332,7 +332,8 @@ def _conclude(
     )
     if adapter_dir is not None:
         logger.info("adapter: %s", adapter_dir)
-    logger.info('model folder: %s\nnext: make generate ARGS="model=%s chat=true" PROMPT="…"', model_dir, run_dir)
+    asking = 'chat ARGS="model=%s"' if task.open_ended else 'generate ARGS="model=%s chat=true" PROMPT="…"'
+    logger.info("model folder: %s\nnext: make " + asking, model_dir, run_dir)
     return {
         "command": "finetune",
         "run_dir": str(run_dir),
@@ -341,7 +342,7 @@ def _conclude(
         "base_model": str(base.folder),
         "task": task.name,
         "metric": task.metric,
-        "scores": scores,
+        **compared,
         "steps": result.steps,
         "best_step": result.best_step,
         "tokens": result.tokens,

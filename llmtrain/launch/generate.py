@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch.inference import load_model, make_engine, sampling_params
+from llmtrain.launch.inference import load_model, make_engine, roles_trained, sampling_params
 from llmtrain.launch.keys import MOST_COMPLETIONS
 from llmtrain.launch.reading import check_text
 from llmtrain.launch.terminal import visible
@@ -79,11 +79,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
 
 def _warn_of_untrained_roles(loaded: LoadedModel) -> None:
     """Says so when no training ever touched the role markers: the answer to a chat is then noise."""
-    from llmtrain.tokenizer import render_chat
-
-    turn = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-    markers, _ = render_chat(turn, loaded.tokenizer)
-    if set(markers) & set(loaded.info.get("never_seen", [])):
+    if not roles_trained(loaded):
         logger.warning(
             "chat=true: %s was never trained on the role markers of a chat, so expect no answer; fine-tune it first "
             "(make finetune), or leave chat=true out",
@@ -186,7 +182,7 @@ def _print_completion(engine: Engine, job: _Job, *, echo: bool, table: bool) -> 
     if table:
         for step, event in enumerate(engine.events(job.request), 1):
             if event.token_id is not None:
-                print(_candidate_line(step, engine.tokenizer.token_bytes(event.token_id), event), flush=True)
+                print(candidate_line(step, engine.tokenizer.token_bytes(event.token_id), event), flush=True)
         print(visible(prompt + job.request.result().text))
     else:
         print(visible(prompt), end="", flush=True)
@@ -198,7 +194,7 @@ def _print_completion(engine: Engine, job: _Job, *, echo: bool, table: bool) -> 
         logger.warning("this completion broke off: %s", completion.error)
 
 
-def _candidate_line(step: int, token: bytes, event: Event) -> str:
+def candidate_line(step: int, token: bytes, event: Event) -> str:
     """One step as a line: what was chosen, and what was likely, with the model's own probabilities."""
     assert event.logprob is not None
     assert event.candidates is not None

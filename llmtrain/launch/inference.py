@@ -62,6 +62,19 @@ def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = 
     )
 
 
+def roles_trained(loaded: LoadedModel, *roles: str) -> bool:
+    """Whether training touched the markers of a turn, or of `roles`; true where the folder does not say.
+
+    Raises:
+        ValueError: The tokenizer has no role markers.
+    """
+    from llmtrain.tokenizer import render_chat
+
+    turn = [{"role": role, "content": ""} for role in roles or ("user", "assistant")]
+    markers, _ = render_chat(turn, loaded.tokenizer)
+    return not set(markers) & set(loaded.info.get("never_seen", []))
+
+
 def sampling_params(section: DictConfig, **changes: Any) -> SamplingParams:
     """The settings of the section `sampling`, checked."""
     from omegaconf import OmegaConf

@@ -48,6 +48,8 @@ _COMMANDS: dict[str, Kind] = {
     "candidates": COUNT,
     "max_length": COUNT.or_null(),
     "max_rows": COUNT,
+    # chat
+    "system": ANY_TEXT.or_null(),
     # serve
     "served_name": TEXT,
     "adapters": MAPPING,
@@ -145,6 +147,10 @@ _DATA = {
     "max_length": COUNT,
     "pieces": whole(0),
     "drills": whole(0),
+    "languages": list_of(TEXT, least=1),
+    "longest_text": COUNT,
+    "most_answers": COUNT,
+    "chains": whole(0),
     "metric": TEXT,
     "skip_malformed": SWITCH,
     "seed": whole(0),
@@ -258,12 +264,14 @@ KINDS: dict[str, Kind] = _COMMANDS | {
 # What a command, or an option of `data`, takes otherwise than the others.
 _OTHERWISE = {
     ("bench", "model"): TEXT.or_null(),
+    ("chat", "model"): TEXT.or_null(),
+    ("chat", "candidates"): whole(0),
     ("tokenize", "model"): TEXT.or_null(),
     ("huggingface", "data.name"): TEXT.or_null(),
     ("jsonl", "data.test_examples"): COUNT.or_null(),
 }
 # Text in these is checked where it is used, which can say more than that it is not UTF-8.
-_SPOKEN = ("prompt", "text")
+_SPOKEN = ("prompt", "text", "system")
 
 
 class KindError(ValueError):

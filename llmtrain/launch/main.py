@@ -29,6 +29,7 @@ COMMANDS = {
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
         Command("compare", "compare two evaluations item by item", positionals=("a", "b"), keeps_folder=False),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
+        Command("chat", "talk with a fine-tuned model", text_on_stdout=True, keeps_folder=False),
         Command("serve", "answer requests over HTTP, and show a page to chat on", keeps_folder=False),
         Command("show-batch", "print the texts of one step of a run", text_on_stdout=True, keeps_folder=False),
         Command("bench", "measure speed side by side with plain PyTorch and transformers"),

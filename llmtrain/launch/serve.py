@@ -42,7 +42,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         raise ValueError(f'serve needs {" and ".join(missing)}: pip install "llmtrain[serve]" (or make setup)')
     key = api_key(settings.api_key_file)
     names = model_names(settings)
-    from llmtrain.serve import bind
+    from llmtrain.serve.server import bind
 
     taken = bind(settings.host, settings.port)
     try:
@@ -104,7 +104,9 @@ def add_adapters(engine: Engine, adapters: Mapping[str, str]) -> None:
 
 
 async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | None) -> dict[str, Any]:
-    from llmtrain.serve import Limits, Runner, create_app, serve
+    from llmtrain.serve.app import Limits, create_app
+    from llmtrain.serve.runner import Runner
+    from llmtrain.serve.server import serve
 
     loaded = load_model(settings)
     engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length)

@@ -103,7 +103,7 @@ def test_the_latest_run_is_decoded_and_random_weights_stand_in_for_none(tmp_path
     from llmtrain.model import build_model
 
     def folder_in(work):
-        return bench._Bench(settings_of(tmp_path), work)._model_folder()
+        return bench.Bench(settings_of(tmp_path), work)._model_folder()
 
     (tmp_path / "work").mkdir()
     assert folder_in(tmp_path / "work") == tmp_path / "work" / "model"
@@ -127,7 +127,7 @@ def test_what_is_measured_is_what_pretrain_runs(tmp_path, monkeypatch, optimizer
     given: dict = {}
     monkeypatch.setattr(fit_module, "fit", lambda **arguments: given.update(arguments))
     changes = f"pretrain=[optim={optimizer},data=python_docs,tokenizer=byte,model=tiny]"
-    measured = bench._Bench(settings_of(tmp_path, changes), tmp_path)
+    measured = bench.Bench(settings_of(tmp_path, changes), tmp_path)
     settings, start = measured.pretrain, measured.start
     batch = starting.check_settings(settings)
     length = pretrain._run_length(settings, batch, start.prepared)

@@ -107,7 +107,11 @@ def test_dates_come_in_six_forms_in_equal_parts() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("zh_numbers", {}, "there is no task 'zh_numbers': choose one of zh_number, date_iso, hsk_pinyin, jsonl"),
+        (
+            "zh_numbers",
+            {},
+            "there is no task 'zh_numbers': choose one of zh_number, date_iso, hsk_pinyin, chatterbot, jsonl",
+        ),
         ("zh_number", {"digits": 4}, "task zh_number has no setting digits: it takes train_examples, test_examples"),
         ("zh_number", {"max_number": 100}, "6500 different numbers need max_number between 9285 and 99999999, got 100"),
         ("zh_number", {"test_examples": 0}, "at least one training and one test example"),

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Inner
 from llmtrain import adapters, checkpoint
 from llmtrain.checkpoint import load_model_folder, read_info, save_model_folder
 from llmtrain.data.records import read_examples
+from llmtrain.data.tasks import Task
 from llmtrain.evaluation import score_task
 from llmtrain.generation import Engine
 from llmtrain.launch import evaluate, finetune, task_examples
@@ -89,6 +90,10 @@ def test_lora_leaves_an_adapter_a_merged_model_and_scores(base, tmp_path, caplog
     assert {"base", "finetuned", "chance"} <= results["scores"].keys()
     assert json.loads(json.dumps(results)) == results
     assert results["steps"] == 3
+    assert {*results["held_out_loss"]} == {*results["stopped"]} == {"base", "finetuned"}
+    assert results["held_out_loss"]["finetuned"] < results["held_out_loss"]["base"]
+    assert f"fine-tuned {results['held_out_loss']['finetuned']:.3f}" in caplog.text
+    assert "answers that ended by themselves: base" in caplog.text
     assert "exact match on 6 held-out items" in caplog.text
     assert "fine-tuned model" in caplog.text
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 6
@@ -183,6 +188,19 @@ def test_full_fine_tuning_changes_every_matrix_of_a_copy(base, tmp_path):
     old, new = (load_file(Path(folder) / "model.safetensors") for folder in (base, results["model"]))
     assert old.keys() == new.keys()
     assert not any(torch.equal(old[key], new[key]) for key in old)
+
+
+def test_open_answers_are_shown_as_they_are(base, tmp_path, caplog, monkeypatch):
+    """Twenty of them, unmarked; those that did not end by themselves say so."""
+    items = [{"prompt": f"{number}", "completion": "c" * 9} for number in range(40)]
+    task = Task("talk", items[:15], items[15:], "exact_match", 0.0, open_ended=True)
+    monkeypatch.setattr(finetune, "task_from", lambda settings: task)
+    with caplog.at_level(logging.INFO, "llmtrain"):
+        tune(base, tmp_path, "trainer.val_examples=0")
+    shown = caplog.text.partition("prompt → fine-tuned answer\n")[2].splitlines()
+    assert [line.split(" → ")[0].strip() for line in shown[:20]] == [str(number) for number in range(15, 35)]
+    assert all(line.endswith("   (length)") for line in shown[:20])
+    assert "✗" not in caplog.text
 
 
 def test_a_second_run_into_the_same_folder_is_refused(base, tmp_path):

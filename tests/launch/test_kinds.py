@@ -19,6 +19,7 @@ from llmtrain.data import prepare as preparing
 from llmtrain.launch import (
     bench,
     catalogue,
+    chat,
     compare,
     composing,
     edge,
@@ -70,7 +71,7 @@ def pretraining(settings: DictConfig) -> None:
 
 def tuning(settings: DictConfig) -> None:
     finetune._check_settings(settings)
-    if settings.data.kind != "hsk_pinyin":
+    if settings.data.kind not in ("hsk_pinyin", "chatterbot"):
         task_examples.task_from(settings)
 
 
@@ -117,8 +118,10 @@ CASES: list[tuple[str, list[str], Callable[[DictConfig], None], tuple[str, ...]]
     ("finetune", ["data=zh_number", "optim=muon", *TOY], tuning, ()),
     ("finetune", ["data=date_iso", "adapter=none", *TOY], tuning, ("data", "adapter")),
     ("finetune", ["data=hsk_pinyin", "strategy=single"], tuning, ("data", "strategy")),
+    ("finetune", ["data=chatterbot", "strategy=single"], tuning, ("data",)),
     ("finetune", ["data=jsonl", "data.paths=[examples.jsonl]"], tuning, ("data",)),
     ("generate", ["prompt=x", "model=nowhere"], to_the_model(generate.run), ()),
+    ("chat", ["model=nowhere"], to_the_model(chat.run), ("candidates", "system", "model", "max_length")),
     ("evaluate", ["model=nowhere"], to_the_model(evaluate.run), ()),
     ("serve", ["model=nowhere", "port=0"], to_the_model(serve.run), ()),
     ("compare", ["a=nowhere", "b=nowhere"], to_the_model(compare.run), ()),

@@ -13,7 +13,9 @@ import pytest
 
 from llmtrain.generation import Engine
 from llmtrain.model import build_model
-from llmtrain.serve import Limits, Runner, bind, create_app, served
+from llmtrain.serve.app import Limits, create_app
+from llmtrain.serve.runner import Runner
+from llmtrain.serve.server import bind, served
 
 
 @dataclass

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from llmtrain.serve import Limits
+from llmtrain.serve.app import Limits
 
 pytestmark = pytest.mark.medium
 JSON = {"content-type": "application/json"}

@@ -14,8 +14,7 @@ import openai
 import pytest
 
 from llmtrain.generation import Engine, SamplingParams
-from llmtrain.serve import Runner
-from llmtrain.serve.runner import Job
+from llmtrain.serve.runner import Job, Runner
 
 pytestmark = pytest.mark.medium
 TEXT = "/v1/completions"

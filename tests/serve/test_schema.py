@@ -8,7 +8,7 @@ import sys
 import httpx
 import pytest
 
-from llmtrain.serve import Limits
+from llmtrain.serve.app import Limits
 
 
 @pytest.mark.medium

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from llmtrain.data.tasks.chatterbot import chatterbot
 from llmtrain.data.tasks.date_iso import date_iso
 from llmtrain.data.tasks.hsk_pinyin import hsk_pinyin
 from llmtrain.data.tasks.jsonl import jsonl
@@ -23,6 +24,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "zh_number": zh_number,
     "date_iso": date_iso,
     "hsk_pinyin": hsk_pinyin,
+    "chatterbot": chatterbot,
     "jsonl": jsonl,
 }
 

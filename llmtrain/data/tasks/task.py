@@ -23,6 +23,7 @@ class Task:
         report: What reading the user's files had to leave out; empty for generated data.
         exercises: Makes further items to train on from {"prompt", "completion"} items that are trained on; None where
             there are none.
+        open_ended: Many answers are right, so they are to be read; the metric says how often the reference was met.
     """
 
     name: str
@@ -31,7 +32,8 @@ class Task:
     metric: str
     baselines: Mapping[str, Sequence[str]] = field(default_factory=dict)
     report: ExampleReport | None = None
-    exercises: Callable[[Sequence[Mapping[str, str]]], list[dict[str, str]]] | None = None
+    exercises: Callable[[Sequence[Mapping[str, str]]], Sequence[Item]] | None = None
+    open_ended: bool = False
 
     @property
     def guess(self) -> str:
