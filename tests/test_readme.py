@@ -53,6 +53,7 @@ UNTOUCHED = {
     "smoke": "tests/launch/test_smoke.py runs it",
     "bench": "tests/bench run its parts",
     "bench-memory": "tests/bench run its parts",
+    "bench-generate": "tests/bench run its parts",
     "bench-memory-training": "tests/bench run its parts",
     "verify-resume": "tests/launch/test_verify_resume.py runs it",
     "setup": "tests/launch/test_makefile.py runs it",

@@ -84,7 +84,7 @@ def _checked_parts(settings: DictConfig) -> list[str]:
         raise ValueError(f"which=[] measures nothing: name some of {', '.join(PARTS)}.")
     if settings.rounds < MIN_ROUNDS:
         raise ValueError(f"rounds={settings.rounds} must be at least {MIN_ROUNDS}: fewer give no spread.")
-    for name in ("steps", "megabytes", "prompt_tokens", "new_tokens", "items"):
+    for name in ("steps", "megabytes", "prompt_tokens", "new_tokens", "generate_requests"):
         if not settings[name] > 0:
             raise ValueError(f"{name}={settings[name]} must be above 0.")
     if settings.threads is not None and settings.threads < 1:
@@ -263,8 +263,9 @@ class Bench:
         """The adapter for lm-eval beside lm-eval's own `hf`, for each kind of request."""
         from llmtrain.bench import harness
         from llmtrain.bench.results import Comparison
+        from llmtrain.launch import bench_models
 
-        folder, size = self._model_folder(), max(self.settings.batch_sizes)
+        folder, size = bench_models.model_folder(self), max(self.settings.batch_sizes)
         pair = harness.HarnessPair(folder, device=self.device.type, batch_size=size, questions=40)
         self.facts["harness"] = {"model": str(folder), "batch_size": size, "difference": {}}
         found = []

@@ -73,7 +73,9 @@ def _work(bench: Bench, name: str, folder: Path) -> list[Comparison]:
     from llmtrain.bench.results import Comparison
     from llmtrain.bench.rounds import Ratio
 
-    work = generating.GenerationBench(folder, device=bench.device, dtype=torch.float32, items=bench.settings.items)
+    work = generating.GenerationBench(
+        folder, device=bench.device, dtype=torch.float32, items=bench.settings.generate_requests
+    )
 
     def compared(key: str, what: str, method: Any, side: str, theirs: str, unit: str, mark: float | None) -> Comparison:
         what = f"{name} fp32, {what},"

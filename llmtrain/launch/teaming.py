@@ -91,16 +91,8 @@ def _start(rank: int, size: int, port: int, run_dir: Path) -> subprocess.Popen[b
     arguments = sys.argv[1:]
     if arguments[:1] == ["evaluate"]:  # the console command; the script is called without it
         arguments = arguments[1:]
-    placed = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-        placement.RUN_DIR_VARIABLE: run_dir,
-    }
-    environment = children.environment() | {name: str(value) for name, value in placed.items()}
+    placed = placement.variables(rank, size, port) | {placement.RUN_DIR_VARIABLE: str(run_dir)}
+    environment = children.environment() | placed
     return subprocess.Popen(children.command_line("evaluate", arguments), env=environment, stdin=subprocess.DEVNULL)
 
 

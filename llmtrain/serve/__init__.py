@@ -14,5 +14,5 @@ the shape of OpenAI's, with a page to chat on.
     server.py    socket, signals, the end
 
 The only package that knows FastAPI, and only some of its modules do: each is imported where it is used. Knows no
-settings and no files: a request names a model by a word that is looked up in a table, and nothing in it ever becomes a path.
+settings and no files: a request names a model by a word that is looked up in a table, and nothing in it becomes a path.
 """

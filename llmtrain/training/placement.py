@@ -253,3 +253,9 @@ class _Numbers:
             if text:
                 return int(text)
         return None
+
+
+def variables(rank: int, size: int, port: int) -> dict[str, str]:
+    """What tells a process that it is one of `size` on this machine, which meet at a port."""
+    placed = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    return {name: str(value) for name, value in placed.items()} | {"MASTER_ADDR": "127.0.0.1"}

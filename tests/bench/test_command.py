@@ -75,7 +75,7 @@ def test_a_gpu_is_measured(tmp_path, precision) -> None:
     [
         (
             "which=[train,fly]",
-            "which='fly' is nothing that can be measured: use train, decode, prepare, memory, training-memory",
+            "which='fly' is nothing that can be measured: use train, decode, generate, prepare, memory",
         ),
         ("which=[]", "measures nothing"),
         ("rounds=2", "rounds=2 must be at least 3"),
@@ -103,7 +103,7 @@ def test_the_latest_run_is_decoded_and_random_weights_stand_in_for_none(tmp_path
     from llmtrain.model import build_model
 
     def folder_in(work):
-        return bench.Bench(settings_of(tmp_path), work)._model_folder()
+        return bench_models.model_folder(bench.Bench(settings_of(tmp_path), work))
 
     (tmp_path / "work").mkdir()
     assert folder_in(tmp_path / "work") == tmp_path / "work" / "model"
