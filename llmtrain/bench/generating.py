@@ -93,14 +93,14 @@ class GenerationBench:
 
     def second_turn(self, rounds: Rounds, report: Report, *, turns: int = 20) -> Rounds:
         """First tokens per second of turns after a history, beside turns whose whole prompt is new."""
-        engine = self._engine(4, HISTORY + TURN + 4)
+        engines = {known: self._engine(1, HISTORY + TURN + 4) for known in (True, False)}
         history = self._ids(HISTORY)
         one = SamplingParams(temperature=0.0, max_new_tokens=1, ignore_eos=True)
-        engine.generate([history], one)
+        engines[True].generate([history], one)
 
         def lap(known: bool) -> float:
             for _ in range(turns):
-                [answer] = engine.generate([(history if known else self._ids(HISTORY)) + self._ids(TURN)], one)
+                [answer] = engines[known].generate([(history if known else self._ids(HISTORY)) + self._ids(TURN)], one)
                 assert answer.num_cached_tokens == (HISTORY if known else 0)
             return turns
 

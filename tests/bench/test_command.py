@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from llmtrain.launch import bench, pretrain, starting
+from llmtrain.launch import bench, bench_models, pretrain, starting
 from llmtrain.launch.composing import compose
 
 TOY = [
