@@ -34,6 +34,15 @@ def placement_before_anything() -> None:
     placement.here()
 
 
+@pytest.fixture(autouse=True)
+def nobodys_place() -> None:
+    """What a training in this process has written into the environment is not for the processes of the next test."""
+    from llmtrain.training import placement
+
+    for name in placement.VARIABLES:
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(scope="session")
 def tiny_config() -> Callable[..., ModelConfig]:
     """`tiny_config(dropout=0.1)`: the configuration of model T, with changes."""

@@ -193,7 +193,7 @@ def test_full_fine_tuning_changes_every_matrix_of_a_copy(base, tmp_path):
 def test_open_answers_are_shown_as_they_are(base, tmp_path, caplog, monkeypatch):
     """Twenty of them, unmarked; those that did not end by themselves say so."""
     items = [{"prompt": f"{number}", "completion": "c" * 9} for number in range(40)]
-    task = Task("talk", items[:15], items[15:], "exact_match", 0.0, open_ended=True)
+    task = Task("talk", items[:15], items[15:], "exact_match", open_ended=True)
     monkeypatch.setattr(finetune, "task_from", lambda settings: task)
     with caplog.at_level(logging.INFO, "llmtrain"):
         tune(base, tmp_path, "trainer.val_examples=0")

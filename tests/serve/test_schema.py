@@ -8,6 +8,7 @@ import sys
 import httpx
 import pytest
 
+from llmtrain.serve import page
 from llmtrain.serve.app import Limits
 
 
@@ -22,7 +23,7 @@ def test_the_document_knows_this_servers_models_and_limits(server):
         "type": "integer", "minimum": 0, "exclusiveMaximum": server.engine.tokenizer.vocab_size,
     }  # fmt: skip
     routes = {route.path.replace("{name:path}", "{name}") for route in server.app.routes if hasattr(route, "methods")}
-    assert routes - {"/", "/openapi.json"} == set(document["paths"])
+    assert routes - {*page.FILES, "/openapi.json"} == set(document["paths"])
 
 
 @pytest.mark.slow
