@@ -243,7 +243,9 @@ print("cached" if prepared.cached else "made", prepared.train[0][0].num_tokens, 
 
 def start(data: Path, text: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, str(data), str(text)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell's background job ignores SIGINT, and so does all that it starts.
+    heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
 
 
 @pytest.mark.medium
