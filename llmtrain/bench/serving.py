@@ -66,7 +66,7 @@ def measure_serving(
     bodies = [json.dumps({"prompt": ids, "seed": seed, **asked}) for seed, ids in enumerate(prompts)]
     params = [SamplingParams(temperature=1, max_new_tokens=new_tokens, seed=i, ignore_eos=True) for i in range(clients)]
     alone, shared = (Engine(loaded.model, loaded.tokenizer, max_rows=clients) for _ in range(2))
-    runner = Runner(shared, max_rows=clients, max_waiting=0)
+    runner = Runner(shared, max_waiting=0)
     app = create_app(runner, models=["m"], limits=Limits(max_tokens=new_tokens))
     spent: dict[str, list[float]] = {ALONE: [], SERVED: []}
     with served(app, bind("127.0.0.1", 0)) as url, _ClientProcess(url, bodies) as process:

@@ -92,7 +92,7 @@ class Rows:
         first = self.requests[start]
         begun = first.fed > 0
         if not begun:
-            self._begin(start)
+            self._begin(start, *self._longest_beginning(first))
         width = len(first.input_ids) - first.fed
         if begun or width > tokens:  # a long prompt is read alone, piece by piece
             return 1, min(width, tokens)
@@ -101,7 +101,7 @@ class Rows:
             request = self.requests[position]
             if request.fed:
                 break
-            known = self._longest_beginning(request)[1]
+            source, known = self._longest_beginning(request)
             group = self.requests[start : start + count]
             if any(_shared(request, each.input_ids, each.adapter) - known >= LEAST_SHARED for each in group):
                 continue
@@ -111,14 +111,13 @@ class Rows:
             if wider * (count + 1) > tokens or padding > max(FREE_PADDING, real // 4):
                 break
             self._reseat(position, start + count)
-            self._begin(start + count)
+            self._begin(start + count, source, known)
             count, width = count + 1, wider
         return count, max(len(each.input_ids) - each.fed for each in self.requests[start : start + count])
 
-    def _begin(self, row: int) -> None:
-        """Gives a row to the request that sits there, with as much of its prompt as is known already."""
+    def _begin(self, row: int, source: int, length: int) -> None:
+        """Gives a row to the request that sits there, with the `length` tokens of its prompt that `source` holds."""
         request = self.requests[row]
-        source, length = self._longest_beginning(request)
         if len(self._kept[row].ids) - length * (source == row) >= LEAST_SHARED:
             self._rescue(row, spared=source)
         if length and source == row:
@@ -250,10 +249,11 @@ def fitting_length(
         cache_bytes: What the cache may take in all; None is `CACHE_SHARE` of the free memory.
     """
     context, free = config.max_position_embeddings, available_memory(device)
-    if cache_bytes is None and free is None:
-        return context
-    limit = int(free * CACHE_SHARE) if cache_bytes is None and free is not None else cache_bytes or 0
-    fits = limit // (rows * kv_cache_bytes_per_token(config, "float32") // 4 * dtype.itemsize)
+    if cache_bytes is None:
+        if free is None:
+            return context
+        cache_bytes = int(free * CACHE_SHARE)
+    fits = cache_bytes // (rows * kv_cache_bytes_per_token(config, "float32") // 4 * dtype.itemsize)
     if fits >= context:
         return context
     length = max(1, fits)

@@ -111,7 +111,7 @@ async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | 
     loaded = load_model(settings)
     engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length)
     add_adapters(engine, settings.adapters)
-    runner = Runner(engine, max_rows=settings.max_rows, max_waiting=settings.max_waiting)
+    runner = Runner(engine, max_waiting=settings.max_waiting)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
         max_tokens=min(settings.max_tokens, engine.max_length),

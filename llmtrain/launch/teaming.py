@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrain.bench.ranks import free_port
 from llmtrain.launch import children
 from llmtrain.training import placement
 from llmtrain.training.lost import LostProcessError
@@ -73,7 +73,7 @@ def working_together(settings: DictConfig, run_dir: Path) -> Iterator[Team]:
     here, others = place.rank or 0, []
     port = place.main_port
     if place.launcher == NONE:
-        port = _free_port()
+        port = free_port()
         others = [_start(rank, size, port, run_dir) for rank in range(1, size)]
     _share_cores(place.local_size or size)
     meeting = "env://" if place.launcher == TORCHRUN else f"tcp://{place.main_address or '127.0.0.1'}:{port}"
@@ -94,12 +94,6 @@ def _start(rank: int, size: int, port: int, run_dir: Path) -> subprocess.Popen[b
     placed = placement.variables(rank, size, port) | {placement.RUN_DIR_VARIABLE: str(run_dir)}
     environment = children.environment() | placed
     return subprocess.Popen(children.command_line("evaluate", arguments), env=environment, stdin=subprocess.DEVNULL)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _share_cores(processes: int) -> None:

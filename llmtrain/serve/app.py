@@ -79,9 +79,9 @@ class Server:
 
     async def metrics(self) -> Response:
         """Figures for Prometheus."""
-        running = min(self.runner.open, self.runner.max_rows)
+        running = min(self.runner.open, self.runner.engine.max_rows)
         waiting = self.runner.open - running
-        text = self.runner.metrics.text(waiting=waiting, running=running, rows=self.runner.max_rows)
+        text = self.runner.metrics.text(waiting=waiting, running=running, rows=self.runner.engine.max_rows)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def list_models(self) -> Response:

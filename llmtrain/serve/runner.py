@@ -104,16 +104,14 @@ class Runner:
 
     Args:
         engine: Nobody else may use it from now on.
-        max_rows: How many completions the engine runs at once.
         max_waiting: The most completions that wait for a row.
         metrics: Where to count.
     """
 
-    def __init__(self, engine: Engine, *, max_rows: int, max_waiting: int, metrics: Metrics | None = None):
+    def __init__(self, engine: Engine, *, max_waiting: int, metrics: Metrics | None = None):
         self.engine = engine
-        self.max_rows = max_rows
         self.metrics = metrics or Metrics()
-        self.capacity = self.max_rows + max_waiting
+        self.capacity = engine.max_rows + max_waiting
         self.open = 0  # completions that were handed in and have not ended
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._running: dict[GenerationRequest, tuple[Work, int]] = {}  # the engine thread's

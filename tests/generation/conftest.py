@@ -1,5 +1,7 @@
 """A small model with random weights, and a scripted one that says what a test wants to hear."""
 
+import random
+
 import pytest
 import torch
 
@@ -24,6 +26,15 @@ def small_config(**changes):
         "initializer_range": 0.2,  # ten times the usual: logits far enough apart that ties are rare
     }
     return ModelConfig(**{**values, **changes})
+
+
+def random_prompts(count, longest=40, seed=0):
+    numbers = random.Random(seed)
+    return [[numbers.randrange(6, 262) for _ in range(numbers.randint(1, longest))] for _ in range(count)]
+
+
+def ids_of(completions):
+    return [completion.token_ids for completion in completions]
 
 
 @pytest.fixture

@@ -1,23 +1,13 @@
 """Requests beside one another: the same text as alone, beginnings that are read once, and adapters in one batch."""
 
-import random
-
 import pytest
 import torch
 
 from llmtrain.generation import Engine, SamplingParams
 from llmtrain.model import build_model
+from tests.generation.conftest import ids_of, random_prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=20)
-
-
-def random_prompts(count, longest=40, seed=0):
-    numbers = random.Random(seed)
-    return [[numbers.randrange(6, 262) for _ in range(numbers.randint(1, longest))] for _ in range(count)]
-
-
-def ids_of(completions):
-    return [completion.token_ids for completion in completions]
 
 
 @pytest.mark.medium

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import random
 import time
 from dataclasses import replace
 from itertools import islice
@@ -12,17 +11,9 @@ import torch
 
 from llmtrain.generation import Engine, SamplingParams
 from llmtrain.model import build_model
+from tests.generation.conftest import ids_of, random_prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=20)
-
-
-def random_prompts(count, longest=40, seed=0):
-    numbers = random.Random(seed)
-    return [[numbers.randrange(6, 262) for _ in range(numbers.randint(1, longest))] for _ in range(count)]
-
-
-def ids_of(completions):
-    return [completion.token_ids for completion in completions]
 
 
 def differs_without_cache(model, tok, prompts, completions):

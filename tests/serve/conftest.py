@@ -57,7 +57,7 @@ def start(tiny_config, byte_tok) -> Iterator[Callable[..., Served]]:
             config = tiny_config(max_position_embeddings=max(256, max_length))
             model = build_model(config, seed=0).eval()
             engine = Engine(model, byte_tok, max_rows=max_rows, max_length=max_length)
-            runner = Runner(engine, max_rows=max_rows, max_waiting=max_waiting)
+            runner = Runner(engine, max_waiting=max_waiting)
             limits = limits or Limits(max_tokens=200, max_body_bytes=100_000)
             app = create_app(runner, models=models, limits=limits, **settings)
             url = stack.enter_context(served(app, bind("127.0.0.1", 0)))

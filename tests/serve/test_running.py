@@ -28,31 +28,29 @@ def until(condition, seconds=10.0):
         time.sleep(0.005)
 
 
+def slowed(server, seconds, monkeypatch):
+    """The server, whose steps take at least so many seconds."""
+    step = server.engine.step
+
+    def slow_step():
+        time.sleep(seconds)
+        return step()
+
+    monkeypatch.setattr(server.engine, "step", slow_step)
+    return server
+
+
 @pytest.fixture
 def slow(small, monkeypatch):
     """One row whose steps take at least 30 ms: 200 tokens take six seconds. Starts from rest."""
     until(lambda: small.runner.open == 0)
-    step = small.engine.step
-
-    def slow_step():
-        time.sleep(0.03)
-        return step()
-
-    monkeypatch.setattr(small.engine, "step", slow_step)
-    return small
+    return slowed(small, 0.03, monkeypatch)
 
 
 @pytest.fixture
 def slow_many(server, monkeypatch):
     """The usual server, whose steps take at least 10 ms."""
-    step = server.engine.step
-
-    def slow_step():
-        time.sleep(0.01)
-        return step()
-
-    monkeypatch.setattr(server.engine, "step", slow_step)
-    return server
+    return slowed(server, 0.01, monkeypatch)
 
 
 def ask_and_leave(server, stream):
@@ -91,7 +89,7 @@ def test_a_cancelled_work_leaves_before_the_second_next_step(tiny_model, byte_to
         return step()
 
     engine.step = watched
-    runner = Runner(engine, max_rows=2, max_waiting=0)
+    runner = Runner(engine, max_waiting=0)
 
     async def leave():
         runner.start()
