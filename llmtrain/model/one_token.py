@@ -1,11 +1,12 @@
 """One decode step on a CPU: a single new token for each row of a cache, in as few and large operations as there are.
 
-The same arithmetic as `Transformer.forward` on the same weights, which are read where they lie, so a model in training
-is never out of date here. What differs is the shape of the work: activations stand as columns (C, N), because W · x
-splits over the cores where x · Wᵀ of a few rows does not, and no module is called, because for a small model those
-calls cost as much as its matrix products. Adapters, GPUs and prompts go through `Transformer` itself.
+The same arithmetic as `Transformer.forward`. What differs is the shape of the work: activations (N, C) stand in
+memory as columns wherever W · xᵀ is faster than x · Wᵀ; the projections that read the same input are one matrix; and
+no module is called, because for a small model those calls cost as much as its matrix products. Adapters, GPUs and
+prompts go through `Transformer` itself.
 
-Shapes: N rows, C hidden, H heads, K key/value heads, G = H/K group, D head size, S keys seen, V vocabulary.
+Shapes: N rows, C hidden, H heads, K key/value heads, G = H/K group, D head size, I intermediate, S keys seen,
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,21 +25,19 @@ from llmtrain.model.transformer import Layer, Linear, RMSNorm, Transformer
 class _Weights(NamedTuple):
     """A layer's parameters, taken out of its modules once: finding them there takes longer than a small product."""
 
-    norm: Tensor  # (C, 1)
-    query: Linear
-    key: Linear
-    value: Linear
-    output: Tensor
+    norm: Tensor  # (C,)
+    query_key_value: Tensor  # ((H + 2 K) · D, C)
+    bias: Tensor | None  # ((H + 2 K) · D,)
+    output: Tensor  # (C, H · D)
     query_norm: RMSNorm | None
     key_norm: RMSNorm | None
-    mlp_norm: Tensor  # (C, 1)
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    mlp_norm: Tensor  # (C,)
+    gate_up: Tensor  # (2 I, C)
+    down: Tensor  # (C, I)
 
 
 class OneToken:
-    """The decode step of one model.
+    """The decode step of one model with the weights that it has now: joining them copies two thirds of them.
 
     Args:
         model: Plain, on a CPU (`can_step`), in evaluation mode whenever this is called.
@@ -47,8 +46,9 @@ class OneToken:
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.config = model.config
-        self._layers = [_weights(layer) for layer in model.model.layers]
-        self._norm = _column(model.model.norm)
+        with torch.no_grad():
+            self._layers = [_weights(layer) for layer in model.model.layers]
+        self._norm = model.model.norm.weight.detach()
         self._identity = torch.eye(self.config.head_dim)
         self._swap = self._identity.roll(self.config.head_dim // 2, 1)  # x @ this swaps the halves of x
         self._eps = torch.full((1, 1), self.config.rms_norm_eps)
@@ -71,50 +71,53 @@ class OneToken:
         if max(lengths) >= cache.capacity:
             raise ValueError(f"a row holds {max(lengths)} tokens, and the cache's capacity is {cache.capacity}.")
         body = self.model.model
-        x = body.embed_tokens.weight[token_ids].t()  # (C, N)
+        x = body.embed_tokens.weight[token_ids]  # (N, C)
         place = _Place(cache, lengths, self.config.num_key_value_heads, x.dtype)
         rotation = None
         if self.config.position == "sinusoidal":
-            x = x + body.table(x.device)[0][place.positions.reshape(-1)].to(x.dtype).t()
+            x = x + body.table(x.device)[0][place.positions.reshape(-1)].to(x.dtype)
         else:
-            rotation = self._rotation(place.positions, x.dtype)
-        x = x.contiguous()
+            rotation = self._rotation(place.positions)
+        if _in_columns(x):
+            x = x.t().contiguous().t()
         for number, weights in enumerate(self._layers):
             self._attention(x, weights, number, rotation, place)
-            hidden = self._normed(x, weights.mlp_norm)
-            x.addmm_(weights.down, F.silu(torch.mm(weights.gate, hidden)).mul_(torch.mm(weights.up, hidden)))
-        logits = torch.mm(self.model.lm_head.weight, self._normed(x, self._norm)).t()
+            gate, up = _product(self._normed(x, weights.mlp_norm), weights.gate_up).chunk(2, dim=1)  # (N, I) each
+            _add_product(x, F.silu(gate).mul_(up), weights.down)
+        logits = _product(self._normed(x, self._norm), self.model.lm_head.weight)
         for row in range(rows):
             cache.lengths[row] += 1
         return logits
 
     def _attention(self, x: Tensor, weights: _Weights, layer: int, rotation: Tensor | None, place: _Place) -> None:
-        """Adds a layer's attention to the columns x (C, N), in place."""
-        config, count = self.config, x.shape[1]
-        hidden = self._normed(x, weights.norm)
-        query = _heads(weights.query, hidden, config.head_dim)  # (N, H, D)
-        key = _heads(weights.key, hidden, config.head_dim)  # (N, K, D)
+        """Adds a layer's attention to x (N, C), in place."""
+        config = self.config
+        query_heads = config.num_attention_heads
+        turned = query_heads + config.num_key_value_heads  # values have no position
+        joined = _product(self._normed(x, weights.norm), weights.query_key_value)
+        if weights.bias is not None:
+            joined += weights.bias
+        heads = joined.contiguous().view(x.shape[0], -1, config.head_dim)  # (N, H + 2 K, D)
+        queries_keys = heads[:, :turned]
         if weights.query_norm is not None and weights.key_norm is not None:
-            query, key = weights.query_norm(query), weights.key_norm(key)
+            normed = weights.query_norm(heads[:, :query_heads]), weights.key_norm(heads[:, query_heads:turned])
+            queries_keys = torch.cat(normed, dim=1)
         if rotation is not None:
-            query, key = query @ rotation, key @ rotation
-        keys, values = place.store(layer, key, _heads(weights.value, hidden, config.head_dim))  # (N·K, S, D)
-        grouped = query.reshape(keys.shape[0], -1, config.head_dim)  # (N·K, G, D)
-        scores = torch.baddbmm(place.mask, grouped, keys.mT, alpha=config.head_dim**-0.5)  # (N·K, G, S)
-        seen = torch.bmm(torch.softmax(scores, dim=-1), values)
-        x.addmm_(weights.output, seen.view(count, -1).t())
+            queries_keys = _turned(queries_keys, rotation)
+        place.store(layer, queries_keys[:, query_heads:], heads[:, turned:])
+        seen = place.attend(layer, queries_keys[:, :query_heads])
+        _add_product(x, seen.view(x.shape[0], -1), weights.output)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of columns (C, N), the mean square in fp32."""
-        wide = x if x.dtype == torch.float32 else x.float()
-        norm = torch.linalg.vector_norm(wide, dim=0, keepdim=True)  # (1, N)
-        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[0]).rsqrt_()
-        return wide.mul(scale).to(x.dtype).mul_(weight)
+        """RMSNorm of (N, C), the mean square in fp32."""
+        norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)  # (N, 1)
+        scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[1]).rsqrt_()
+        return torch.mul(x, scale).to(x.dtype).mul_(weight)
 
-    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    def _rotation(self, positions: Tensor) -> Tensor:
         """(D, D) or (N, D, D): the matrix that turns a head by its position's angles, x @ matrix, as `rotate` does."""
         cos, sin = (table[positions] for table in self.model.model.table(positions.device))  # (D,) or (N, D)
-        return torch.addcmul(self._identity * cos.unsqueeze(-2), self._swap, sin.unsqueeze(-2)).to(dtype)
+        return torch.addcmul(self._identity * cos.unsqueeze(-2), self._swap, sin.unsqueeze(-2))
 
 
 class _Place:
@@ -122,7 +125,6 @@ class _Place:
 
     Attributes:
         positions: () if all rows are equally long, else (N,).
-        mask: (1, 1, 1) zeros, or (N·K, 1, S) with −inf where a row has no key.
     """
 
     def __init__(self, cache: KVCache, lengths: Sequence[int], kv_heads: int, dtype: torch.dtype) -> None:
@@ -130,23 +132,35 @@ class _Place:
         self._span = max(lengths) + 1
         self._equal = min(lengths) + 1 == self._span
         self.positions = torch.tensor(lengths[0] if self._equal else lengths)
-        self.mask = torch.zeros(1, 1, 1, dtype=dtype)
+        self._mask = torch.zeros(1, 1, 1, dtype=dtype)  # or (N·K, 1, S), −inf where a row has no key
+        # For a few rows in bf16, calling two batched products takes four times as long as the fused kernel.
+        self._fused = dtype == torch.bfloat16 and self._rows < COLUMNS_FROM
         if not self._equal:
             starts = torch.arange(self._rows * kv_heads) * cache.capacity
             owned = self.positions.repeat_interleave(kv_heads)  # (N·K,)
             self._index = starts + owned
             hidden = torch.arange(self._span) > owned[:, None]  # (N·K, S)
-            self.mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
+            self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
 
-    def store(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes (N, K, D) keys and values and returns all that stand in the rows, (N·K, S, D)."""
-        return self._stored(self._cache.keys[layer], key), self._stored(self._cache.values[layer], value)
+    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Writes (N, K, D) keys and values."""
+        for whole, new in ((self._cache.keys[layer], key), (self._cache.values[layer], value)):
+            if self._equal:
+                whole[: self._rows].select(2, self._span - 1).copy_(new)
+            else:
+                whole.view(-1, new.shape[-1]).index_copy_(0, self._index, new.reshape(-1, new.shape[-1]))
 
-    def _stored(self, whole: Tensor, new: Tensor) -> Tensor:
-        if self._equal:
-            whole[: self._rows].select(2, self._span - 1).copy_(new)
-        else:
-            whole.view(-1, new.shape[-1]).index_copy_(0, self._index, new.reshape(-1, new.shape[-1]))
+    def attend(self, layer: int, query: Tensor) -> Tensor:
+        """What the queries (N, H, D) find in their rows, (N·K, G, D)."""
+        keys, values = self._seen(self._cache.keys[layer]), self._seen(self._cache.values[layer])  # (N·K, S, D)
+        grouped = query.reshape(keys.shape[0], -1, keys.shape[-1])  # (N·K, G, D)
+        if self._fused:
+            mask = None if self._equal else self._mask[None]
+            return F.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)[0]
+        scores = torch.baddbmm(self._mask, grouped, keys.mT, alpha=keys.shape[-1] ** -0.5)  # (N·K, G, S)
+        return torch.bmm(torch.softmax(scores, dim=-1), values)
+
+    def _seen(self, whole: Tensor) -> Tensor:
         return whole.flatten(0, 1).narrow(0, 0, self._rows * whole.shape[1]).narrow(1, 0, self._span)
 
 
@@ -165,28 +179,48 @@ _PLAIN = (Linear, RMSNorm, nn.Embedding)
 def _weights(layer: nn.Module) -> _Weights:
     assert isinstance(layer, Layer)
     attention, mlp = layer.self_attn, layer.mlp
+    joined = (attention.q_proj, attention.k_proj, attention.v_proj)
+    biases = [each.bias for each in joined if each.bias is not None]
     return _Weights(
-        norm=_column(layer.input_layernorm),
-        query=attention.q_proj,
-        key=attention.k_proj,
-        value=attention.v_proj,
+        norm=layer.input_layernorm.weight.detach(),
+        query_key_value=torch.cat([each.weight for each in joined]),
+        bias=torch.cat(biases) if biases else None,
         output=attention.o_proj.weight,
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
-        mlp_norm=_column(layer.post_attention_layernorm),
-        gate=mlp.gate_proj.weight,
-        up=mlp.up_proj.weight,
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
         down=mlp.down_proj.weight,
     )
 
 
-def _column(norm: RMSNorm) -> Tensor:
-    return norm.weight.detach()[:, None]
+COLUMNS_FROM = 16
+"""Rows from which fp32 products are faster on columns; for 2 to 15 the library's W · xᵀ takes up to three times x · Wᵀ.
+"""
 
 
-def _heads(projection: Linear, hidden: Tensor, head_dim: int) -> Tensor:
-    """Columns (C, N) → (N, heads, D)."""
-    columns = torch.mm(projection.weight, hidden)
-    if projection.bias is not None:
-        columns += projection.bias[:, None]
-    return columns.t().reshape(hidden.shape[1], -1, head_dim)
+def _in_columns(x: Tensor) -> bool:
+    """Whether activations of so many rows are better kept column by column."""
+    return x.dtype != torch.float32 or x.shape[0] == 1 or x.shape[0] >= COLUMNS_FROM
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · Wᵀ: (N, in) and (out, in) → (N, out), in columns where these are better."""
+    return torch.mm(weight, x.t()).t() if _in_columns(x) else torch.mm(x, weight.t())
+
+
+def _add_product(total: Tensor, x: Tensor, weight: Tensor) -> None:
+    """total (N, out) += x · Wᵀ, in place."""
+    if _in_columns(x):
+        total.t().addmm_(weight, x.t())
+    else:
+        total.addmm_(x, weight.t())
+
+
+def _turned(heads: Tensor, rotation: Tensor) -> Tensor:
+    """Heads (N, *, D) by an fp32 matrix for all (D, D), or one for each row (N, D, D)."""
+    wide = heads.float()
+    if rotation.dim() == 3:
+        return torch.bmm(wide, rotation).to(heads.dtype)
+    # One product: `@` makes one of each row where rows do not stand end to end.
+    return torch.mm(wide.reshape(-1, wide.shape[-1]), rotation).view(heads.shape).to(heads.dtype)
