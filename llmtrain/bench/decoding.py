@@ -17,7 +17,7 @@ from llmtrain.bench.rounds import Rounds, take_turns
 from llmtrain.checkpoint import LoadedModel, load_model_folder
 from llmtrain.generation import Engine, SamplingParams
 
-FRAMEWORK, TWIN = "llmtrain", "transformers"
+FRAMEWORK, TWIN, COMPILED = "llmtrain", "transformers", "llmtrain compiled"
 
 
 @dataclass(frozen=True)
@@ -82,27 +82,34 @@ class DecodingPair:
         rounds: Rounds,
         *,
         report: Callable[[int, Mapping[str, float]], None] = lambda number, rates: None,
+        compiled: bool = False,
     ) -> DecodingResult:
-        """Lets both sides take turns; rates are new tokens per second, all rows together."""
+        """Lets the sides take turns, ours with a compiled step besides if asked; rates are new tokens per second."""
         prompts = self._prompts(batch_size)
-        engine = Engine(
-            self._loaded.model,
-            self._loaded.tokenizer,
-            max_rows=batch_size,
-            max_length=self._prompt_tokens + self._new_tokens,
-        )
         greedy = SamplingParams(temperature=0.0, max_new_tokens=self._new_tokens, ignore_eos=True)
         said: dict[str, list[list[int]]] = {}
 
-        def ours() -> float:
-            said[FRAMEWORK] = [completion.token_ids for completion in engine.generate(prompts, greedy)]
-            return self._counted(said[FRAMEWORK], batch_size)
+        def ours(side: str) -> Callable[[], float]:
+            engine = Engine(
+                self._loaded.model,
+                self._loaded.tokenizer,
+                max_rows=batch_size,
+                max_length=self._prompt_tokens + self._new_tokens,
+                compile=side == COMPILED,
+            )
+
+            def lap() -> float:
+                said[side] = [completion.token_ids for completion in engine.generate(prompts, greedy)]
+                return self._counted(said[side], batch_size)
+
+            return lap
 
         def theirs() -> float:
             said[TWIN] = self._twin.generate(prompts, new_tokens=self._new_tokens)
             return self._counted(said[TWIN], batch_size)
 
-        take_turns({FRAMEWORK: ours, TWIN: theirs}, rounds, report=report)
+        sides = {side: ours(side) for side in ((FRAMEWORK, COMPILED) if compiled else (FRAMEWORK,))}
+        take_turns({**sides, TWIN: theirs}, rounds, report=report)
         return DecodingResult(rounds, agreement(said[FRAMEWORK], said[TWIN]))
 
     def _prompts(self, batch_size: int) -> list[list[int]]:

@@ -37,12 +37,15 @@ class GenerationBench:
         device: Where to compute.
         dtype: What in.
         items: Prompts of the unequal requests, and questions with choices.
+        compile: Compile the decode step of the unequal requests and of the floor.
     """
 
-    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, items: int) -> None:
+    def __init__(
+        self, folder: Path, *, device: torch.device, dtype: torch.dtype, items: int, compile: bool = False
+    ) -> None:
         self._loaded = load_model_folder(folder, device=device, dtype=dtype)
         self._twin = TwinGenerator(self._loaded.folder, device=device, dtype=dtype)
-        self._device, self._dtype, self._items = device, dtype, items
+        self._device, self._dtype, self._items, self._compile = device, dtype, items, compile
         tokenizer = self._loaded.tokenizer
         special = set(tokenizer.special_ids.values())
         self._ordinary = [token for token in range(tokenizer.vocab_size) if token not in special]
@@ -56,7 +59,7 @@ class GenerationBench:
         prompts = [self._ids(self._draw.randint(5, 200)) for _ in range(self._items)]
         lengths = [self._draw.randint(1, 100) for _ in prompts]
         settings = [SamplingParams(temperature=0.0, max_new_tokens=length, ignore_eos=True) for length in lengths]
-        engine = self._engine(ROWS, 304)
+        engine = self._engine(ROWS, 304, compile=self._compile)
 
         def ours() -> float:
             answers = engine.generate(prompts, settings)
@@ -108,7 +111,7 @@ class GenerationBench:
 
     def floor(self, rounds: Rounds, report: Report, *, tokens: int = 64) -> Rounds:
         """Decoding of one request beside `F.linear` over the same weights, one row; tokens per second."""
-        engine = self._engine(1, 32 + tokens)
+        engine = self._engine(1, 32 + tokens, compile=self._compile)
         settings = SamplingParams(temperature=0.0, max_new_tokens=tokens, ignore_eos=True)
         weights = [module.weight for module in self._loaded.model.modules() if isinstance(module, torch.nn.Linear)]
         rows = {
@@ -142,8 +145,8 @@ class GenerationBench:
         take_turns({FRAMEWORK: lap}, rounds)
         return [1 / rate for rate in rounds.rates(FRAMEWORK)]
 
-    def _engine(self, rows: int, length: int) -> Engine:
-        return Engine(self._loaded.model, self._loaded.tokenizer, max_rows=rows, max_length=length)
+    def _engine(self, rows: int, length: int, *, compile: bool = False) -> Engine:
+        return Engine(self._loaded.model, self._loaded.tokenizer, max_rows=rows, max_length=length, compile=compile)
 
     def _ids(self, count: int) -> list[int]:
         return self._draw.choices(self._ordinary, k=count)

@@ -22,7 +22,7 @@ from llmtrain.generation.results import EngineStats
 from llmtrain.generation.rows import Rows
 from llmtrain.generation.sampling import BatchSampling, choose
 from llmtrain.generation.scoring import score_piece
-from llmtrain.model import KVCache, OneToken, RowDeltas, Transformer, can_step
+from llmtrain.model import CompiledOneToken, KVCache, OneToken, RowDeltas, Transformer, can_step
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,10 @@ class DecodeLoop:
         excluded_ids: Ids that must never be chosen.
         prefill_tokens: The most prompt tokens, padding included, of one forward pass.
         trained_length: Text that grows beyond this many tokens gives one warning; None gives none.
+        compile: Compile the decode step.
+
+    Raises:
+        ValueError: `compile`, and the model is no plain one on a CPU, or this machine cannot compile.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class DecodeLoop:
         excluded_ids: Sequence[int] = (),
         prefill_tokens: int = 2048,
         trained_length: int | None = None,
+        compile: bool = False,
     ):
         self.model = model
         self.waiting: deque[Request] = deque()
@@ -56,7 +61,7 @@ class DecodeLoop:
         self._device = cache.keys[0].device
         self._excluded = torch.zeros(model.config.vocab_size, device=self._device)  # (V,), added to logits
         self._excluded[list(excluded_ids)] = -torch.inf
-        self._one_token = OneToken(model) if can_step(model) else None
+        self._one_token = _decode_step(model, cache, compile)
         self._settings: BatchSampling | None = None  # of the decoding rows; None when these have changed
 
     @torch.inference_mode()
@@ -243,3 +248,15 @@ class DecodeLoop:
             "the text is now longer than the %d tokens that the model was trained on: expect it to get worse",
             trained_length,
         )
+
+
+@torch.inference_mode()
+def _decode_step(model: Transformer, cache: KVCache, compile: bool) -> OneToken | None:
+    """The way to read one token for many rows that is faster than the model's own, where there is one."""
+    if not can_step(model):
+        if compile:
+            raise ValueError(
+                "compile=true is for a model on a CPU in fp32 or bf16, without an adapter's own layers: leave it out"
+            )
+        return None
+    return CompiledOneToken(model, cache) if compile else OneToken(model)

@@ -56,11 +56,16 @@ def _decoding(bench: Bench, name: str, folder: Path, dtype: str) -> list[Compari
     found = []
     for size in bench.settings.generate_batch_sizes:
         what = f"{name} {dtype}, decoding, batch {size},"
-        result = pair.measure(size, bench.rounds(), report=bench.report(what, "tokens/s"))
-        ratio = result.rounds.compare(decoding.FRAMEWORK, decoding.TWIN)
+        compiled = bench.settings.generate_compile
+        result = pair.measure(size, bench.rounds(), report=bench.report(what, "tokens/s"), compiled=compiled)
         mark = _DECODE_MARKS.get((name, dtype), {}).get(size)
         key = f"decode_{name}_{dtype}_batch_{size}"
-        found.append(Comparison(key, what, ratio, "transformers' generate", "tokens/s", mark))
+        twin = "transformers' generate"
+        ratio = result.rounds.compare(decoding.FRAMEWORK, decoding.TWIN)
+        found.append(Comparison(key, what, ratio, twin, "tokens/s", None if compiled else mark))
+        if compiled:
+            ratio = result.rounds.compare(decoding.COMPILED, decoding.TWIN)
+            found.append(Comparison(f"{key}_compiled", f"{what} compiled", ratio, twin, "tokens/s", mark))
         bench.facts["generating"][f"{key}_equal_tokens"] = round(result.agreement, 4)
     return found
 
@@ -74,7 +79,11 @@ def _work(bench: Bench, name: str, folder: Path) -> list[Comparison]:
     from llmtrain.bench.rounds import Ratio
 
     work = generating.GenerationBench(
-        folder, device=bench.device, dtype=torch.float32, items=bench.settings.generate_requests
+        folder,
+        device=bench.device,
+        dtype=torch.float32,
+        items=bench.settings.generate_requests,
+        compile=bench.settings.generate_compile,
     )
 
     def compared(key: str, what: str, method: Any, side: str, theirs: str, unit: str, mark: float | None) -> Comparison:

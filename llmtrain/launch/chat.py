@@ -104,7 +104,7 @@ class Session:
         self._seed = sampling.seed
         self._candidates: int = settings.candidates
         self._room = max(1, min(sampling.max_new_tokens, length // _ROOM_SHARE))
-        self._engine = make_engine(loaded, max_rows=1, max_length=length)
+        self._engine = make_engine(loaded, max_rows=1, max_length=length, compile=settings.compile)
         self._conversation = self._begin(settings.system)
         self._number = 0  # of the next answer since the conversation began
         self._completions: list[Completion] = []

@@ -64,7 +64,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
         )
     loaded = load_model(settings)
     rows = min(settings.max_rows, len(prompts) * settings.num_samples)
-    engine = make_engine(loaded, max_rows=rows, max_length=settings.max_length)
+    engine = make_engine(loaded, max_rows=rows, max_length=settings.max_length, compile=settings.compile)
     if settings.chat:
         _warn_of_untrained_roles(loaded)
     candidates = settings.candidates if settings.show_candidates else 0

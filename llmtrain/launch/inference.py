@@ -48,10 +48,12 @@ def load_model(settings: DictConfig, *, local_rank: int = 0) -> LoadedModel:
     return loaded
 
 
-def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = None) -> Engine:
+def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = None, compile: bool = False) -> Engine:
     """An engine that ends where the model's folder says, and warns beyond the length it was trained on."""
     from llmtrain.generation import Engine
 
+    if compile:
+        logger.info("compiling the decode step: some ten seconds, less when torch has it on disk")
     return Engine(
         loaded.model,
         loaded.tokenizer,
@@ -59,6 +61,7 @@ def make_engine(loaded: LoadedModel, *, max_rows: int, max_length: int | None = 
         max_length=max_length,
         eos_ids=loaded.eos_ids,
         trained_length=loaded.info.get("trained_length"),
+        compile=compile,
     )
 
 

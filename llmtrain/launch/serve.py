@@ -109,7 +109,7 @@ async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | 
     from llmtrain.serve.server import serve
 
     loaded = load_model(settings)
-    engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length)
+    engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length, compile=settings.compile)
     add_adapters(engine, settings.adapters)
     runner = Runner(engine, max_waiting=settings.max_waiting)
     limits = Limits(

@@ -2,6 +2,7 @@
 
 from llmtrain.model.accounting import flops_per_token, kv_cache_bytes_per_token, moment_count, parameter_count
 from llmtrain.model.cache import KVCache
+from llmtrain.model.compiled import CompiledOneToken
 from llmtrain.model.config import ModelConfig, padded_vocab_size
 from llmtrain.model.deltas import ModelDelta, RowDeltas
 from llmtrain.model.loss import IGNORED, loss_sum, token_loss_sum
@@ -10,6 +11,7 @@ from llmtrain.model.transformer import Transformer, build_model
 
 __all__ = [
     "IGNORED",
+    "CompiledOneToken",
     "KVCache",
     "ModelConfig",
     "ModelDelta",

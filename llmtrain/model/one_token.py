@@ -36,6 +36,20 @@ class _Weights(NamedTuple):
     down: Tensor  # (C, I)
 
 
+class Place(NamedTuple):
+    """Where the new tokens stand and what they may see: the same for all layers.
+
+    Attributes:
+        position: fp32; the rotation of a head, (D, D) or (N, D, D), or the sinusoidal vectors, (C,) or (N, C).
+        slots: (N·K,) where keys and values go, in rows that lie end to end.
+        mask: (1 or N·K, 1, S), −inf where a row has no key.
+    """
+
+    position: Tensor
+    slots: Tensor
+    mask: Tensor
+
+
 class OneToken:
     """The decode step of one model with the weights that it has now: joining them copies two thirds of them.
 
@@ -46,8 +60,7 @@ class OneToken:
     def __init__(self, model: Transformer) -> None:
         self.model = model
         self.config = model.config
-        with torch.no_grad():
-            self._layers = [_weights(layer) for layer in model.model.layers]
+        self._layers = [_weights(layer) for layer in model.model.layers]
         self._norm = model.model.norm.weight.detach()
         self._identity = torch.eye(self.config.head_dim)
         self._swap = self._identity.roll(self.config.head_dim // 2, 1)  # x @ this swaps the halves of x
@@ -70,98 +83,78 @@ class OneToken:
         lengths = cache.lengths[:rows]
         if max(lengths) >= cache.capacity:
             raise ValueError(f"a row holds {max(lengths)} tokens, and the cache's capacity is {cache.capacity}.")
-        body = self.model.model
-        x = body.embed_tokens.weight[token_ids]  # (N, C)
-        place = _Place(cache, lengths, self.config.num_key_value_heads, x.dtype)
-        rotation = None
-        if self.config.position == "sinusoidal":
-            x = x + body.table(x.device)[0][place.positions.reshape(-1)].to(x.dtype)
-        else:
-            rotation = self._rotation(place.positions)
-        if _in_columns(x):
-            x = x.t().contiguous().t()
-        for number, weights in enumerate(self._layers):
-            self._attention(x, weights, number, rotation, place)
-            gate, up = _product(self._normed(x, weights.mlp_norm), weights.gate_up).chunk(2, dim=1)  # (N, I) each
-            _add_product(x, F.silu(gate).mul_(up), weights.down)
-        logits = _product(self._normed(x, self._norm), self.model.lm_head.weight)
+        logits = self._read(token_ids, self._place(cache, lengths), cache.keys, cache.values)
         for row in range(rows):
             cache.lengths[row] += 1
         return logits
 
-    def _attention(self, x: Tensor, weights: _Weights, layer: int, rotation: Tensor | None, place: _Place) -> None:
+    def _place(self, cache: KVCache, lengths: Sequence[int]) -> Place:
+        """Where rows of such lengths go on; one position for all, where they have the same."""
+        return self._place_of_each(cache, lengths[:1] if min(lengths) == max(lengths) else lengths, len(lengths))
+
+    def _place_of_each(self, cache: KVCache, lengths: Sequence[int], rows: int) -> Place:
+        kv_heads, span = self.config.num_key_value_heads, max(lengths) + 1
+        if len(lengths) == 1:
+            positions = owned = torch.tensor(lengths[0])
+            mask = torch.zeros(1, 1, span, dtype=cache.keys[0].dtype)
+        else:
+            positions = torch.tensor(lengths)
+            owned = positions.repeat_interleave(kv_heads)  # (N·K,)
+            hidden = torch.arange(span) > owned[:, None]  # (N·K, S)
+            mask = torch.zeros(hidden.shape, dtype=cache.keys[0].dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
+        return Place(self._position(positions), torch.arange(rows * kv_heads) * cache.capacity + owned, mask)
+
+    def _position(self, positions: Tensor) -> Tensor:
+        table = self.model.model.table(positions.device)
+        if self.config.position == "sinusoidal":
+            return table[0][positions]
+        cos, sin = (each[positions].unsqueeze(-2) for each in table)
+        return torch.addcmul(self._identity * cos, self._swap, sin)  # heads @ this is what `rotate` does
+
+    def _read(self, token_ids: Tensor, place: Place, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+        """(N,) ids → (N, V) logits; writes to every layer's keys and values (B, K, capacity, D)."""
+        x = self.model.model.embed_tokens.weight[token_ids]  # (N, C)
+        if self.config.position == "sinusoidal":
+            x = x + place.position.to(x.dtype)
+        if _in_columns(x):
+            x = x.t().contiguous().t()
+        for weights, key, value in zip(self._layers, keys, values, strict=True):
+            self._attention(x, weights, place, key, value)
+            gate, up = _product(self._normed(x, weights.mlp_norm), weights.gate_up).chunk(2, dim=1)  # (N, I) each
+            _add_product(x, F.silu(gate).mul_(up), weights.down)
+        return _product(self._normed(x, self._norm), self.model.lm_head.weight)
+
+    def _attention(self, x: Tensor, weights: _Weights, place: Place, keys: Tensor, values: Tensor) -> None:
         """Adds a layer's attention to x (N, C), in place."""
-        config = self.config
-        query_heads = config.num_attention_heads
-        turned = query_heads + config.num_key_value_heads  # values have no position
+        query_heads = self.config.num_attention_heads
+        turned = query_heads + self.config.num_key_value_heads  # values have no position
         joined = _product(self._normed(x, weights.norm), weights.query_key_value)
         if weights.bias is not None:
             joined += weights.bias
-        heads = joined.contiguous().view(x.shape[0], -1, config.head_dim)  # (N, H + 2 K, D)
+        heads = joined.contiguous().view(x.shape[0], -1, self.config.head_dim)  # (N, H + 2 K, D)
         queries_keys = heads[:, :turned]
         if weights.query_norm is not None and weights.key_norm is not None:
             normed = weights.query_norm(heads[:, :query_heads]), weights.key_norm(heads[:, query_heads:turned])
             queries_keys = torch.cat(normed, dim=1)
-        if rotation is not None:
-            queries_keys = _turned(queries_keys, rotation)
-        place.store(layer, queries_keys[:, query_heads:], heads[:, turned:])
-        seen = place.attend(layer, queries_keys[:, :query_heads])
-        _add_product(x, seen.view(x.shape[0], -1), weights.output)
+        if self.config.position == "rope":
+            queries_keys = _turned(queries_keys, place.position)
+        keys = _stored(keys, queries_keys[:, query_heads:], place)  # (N·K, S, D)
+        values = _stored(values, heads[:, turned:], place)
+        grouped = queries_keys[:, :query_heads].reshape(keys.shape[0], -1, keys.shape[-1])  # (N·K, G, D)
+        _add_product(x, self._attended(grouped, keys, values, place.mask).view(x.shape[0], -1), weights.output)
+
+    def _attended(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """What queries (N·K, G, D) find in their rows (N·K, S, D), (N·K, G, D)."""
+        if query.dtype == torch.bfloat16 and query.shape[0] <= FUSED_UP_TO:
+            return F.scaled_dot_product_attention(query[None], keys[None], values[None], attn_mask=mask[None])[0]
+        scores = torch.baddbmm(mask, query, keys.mT, alpha=self.config.head_dim**-0.5)  # (N·K, G, S)
+        return torch.bmm(torch.softmax(scores, dim=-1), values)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm of (N, C), the mean square in fp32."""
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float32)  # (N, 1)
         scale = torch.addcmul(self._eps, norm, norm, value=1 / x.shape[1]).rsqrt_()
         return torch.mul(x, scale).to(x.dtype).mul_(weight)
-
-    def _rotation(self, positions: Tensor) -> Tensor:
-        """(D, D) or (N, D, D): the matrix that turns a head by its position's angles, x @ matrix, as `rotate` does."""
-        cos, sin = (table[positions] for table in self.model.model.table(positions.device))  # (D,) or (N, D)
-        return torch.addcmul(self._identity * cos.unsqueeze(-2), self._swap, sin.unsqueeze(-2))
-
-
-class _Place:
-    """Where this step's keys and values go, and what each row may see: the same for all layers.
-
-    Attributes:
-        positions: () if all rows are equally long, else (N,).
-    """
-
-    def __init__(self, cache: KVCache, lengths: Sequence[int], kv_heads: int, dtype: torch.dtype) -> None:
-        self._cache, self._rows = cache, len(lengths)
-        self._span = max(lengths) + 1
-        self._equal = min(lengths) + 1 == self._span
-        self.positions = torch.tensor(lengths[0] if self._equal else lengths)
-        self._mask = torch.zeros(1, 1, 1, dtype=dtype)  # or (N·K, 1, S), −inf where a row has no key
-        # For a few rows in bf16, calling two batched products takes four times as long as the fused kernel.
-        self._fused = dtype == torch.bfloat16 and self._rows < COLUMNS_FROM
-        if not self._equal:
-            starts = torch.arange(self._rows * kv_heads) * cache.capacity
-            owned = self.positions.repeat_interleave(kv_heads)  # (N·K,)
-            self._index = starts + owned
-            hidden = torch.arange(self._span) > owned[:, None]  # (N·K, S)
-            self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).unsqueeze(1)
-
-    def store(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Writes (N, K, D) keys and values."""
-        for whole, new in ((self._cache.keys[layer], key), (self._cache.values[layer], value)):
-            if self._equal:
-                whole[: self._rows].select(2, self._span - 1).copy_(new)
-            else:
-                whole.view(-1, new.shape[-1]).index_copy_(0, self._index, new.reshape(-1, new.shape[-1]))
-
-    def attend(self, layer: int, query: Tensor) -> Tensor:
-        """What the queries (N, H, D) find in their rows, (N·K, G, D)."""
-        keys, values = self._seen(self._cache.keys[layer]), self._seen(self._cache.values[layer])  # (N·K, S, D)
-        grouped = query.reshape(keys.shape[0], -1, keys.shape[-1])  # (N·K, G, D)
-        if self._fused:
-            mask = None if self._equal else self._mask[None]
-            return F.scaled_dot_product_attention(grouped[None], keys[None], values[None], attn_mask=mask)[0]
-        scores = torch.baddbmm(self._mask, grouped, keys.mT, alpha=keys.shape[-1] ** -0.5)  # (N·K, G, S)
-        return torch.bmm(torch.softmax(scores, dim=-1), values)
-
-    def _seen(self, whole: Tensor) -> Tensor:
-        return whole.flatten(0, 1).narrow(0, 0, self._rows * whole.shape[1]).narrow(1, 0, self._span)
 
 
 def can_step(model: nn.Module) -> bool:
@@ -180,22 +173,26 @@ def _weights(layer: nn.Module) -> _Weights:
     assert isinstance(layer, Layer)
     attention, mlp = layer.self_attn, layer.mlp
     joined = (attention.q_proj, attention.k_proj, attention.v_proj)
-    biases = [each.bias for each in joined if each.bias is not None]
+    biases = [each.bias.detach() for each in joined if each.bias is not None]
     return _Weights(
         norm=layer.input_layernorm.weight.detach(),
-        query_key_value=torch.cat([each.weight for each in joined]),
+        query_key_value=torch.cat([each.weight.detach() for each in joined]),
         bias=torch.cat(biases) if biases else None,
         output=attention.o_proj.weight,
         query_norm=attention.q_norm,
         key_norm=attention.k_norm,
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        gate_up=torch.cat([mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach()]),
         down=mlp.down_proj.weight,
     )
 
 
 COLUMNS_FROM = 16
 """Rows from which fp32 products are faster on columns; for 2 to 15 the library's W · xᵀ takes up to three times x · Wᵀ.
+"""
+
+FUSED_UP_TO = 32
+"""Heads of keys up to which, in bf16, calling two batched products takes up to four times as long as the fused kernel.
 """
 
 
@@ -224,3 +221,9 @@ def _turned(heads: Tensor, rotation: Tensor) -> Tensor:
         return torch.bmm(wide, rotation).to(heads.dtype)
     # One product: `@` makes one of each row where rows do not stand end to end.
     return torch.mm(wide.reshape(-1, wide.shape[-1]), rotation).view(heads.shape).to(heads.dtype)
+
+
+def _stored(whole: Tensor, new: Tensor, place: Place) -> Tensor:
+    """Writes keys or values (N, K, D) to a layer's (B, K, capacity, D); returns all that may be seen, (N·K, S, D)."""
+    whole.view(-1, whole.shape[-1]).index_copy_(0, place.slots, new.reshape(-1, new.shape[-1]))
+    return whole.view(-1, *whole.shape[2:])[: place.slots.shape[0], : place.mask.shape[-1]]
