@@ -155,6 +155,9 @@ def deltas_from(
             parts.setdefault(match[1], {})[match[2]] = tensor
         else:
             raise AdapterError(f"The adapter holds {key!r}, which is neither LoRA, DoRA nor a trained token row.")
+    for name, part in parts.items():
+        if absent := {"A", "B"} - part.keys():
+            raise AdapterError(f"The adapter is damaged: the change of {name} lacks its matrix {min(absent)}.")
     low_rank = {
         name: LowRank(part["A"], part["B"], _scale(name, part["A"], config), part.get("magnitude_vector"))
         for name, part in parts.items()
@@ -170,11 +173,13 @@ def deltas_from(
 
 def _scale(name: str, a: Tensor, config: Mapping[str, Any]) -> float:
     """lora_alpha / r or, with rsLoRA, lora_alpha / √r; peft's per-module `alpha_pattern` comes first."""
-    alpha = config["lora_alpha"]
+    alpha = config.get("lora_alpha")
     for pattern, value in (config.get("alpha_pattern") or {}).items():
         if re.match(rf"(.*\.)?({pattern})$", name):
             alpha = value
             break
+    if not isinstance(alpha, int | float):
+        raise AdapterError(f"The adapter is damaged: lora_alpha={alpha!r} in its {ADAPTER_CONFIG_FILE} is no number.")
     rank = a.shape[0]
     return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
@@ -184,9 +189,10 @@ def _ids_of(parameter: str, config: Mapping[str, Any], count: int) -> list[int]:
     if isinstance(indices, dict):
         module = parameter.removesuffix(".weight")
         indices = next((ids for name, ids in indices.items() if module.endswith(name)), [])
-    if len(indices) != count:
+    if len(indices) != count or any(type(each) is not int or each < 0 for each in indices):
         raise AdapterError(
-            f"The adapter holds {count} rows of {parameter} and lists {len(indices)} trainable_token_indices."
+            f"The adapter holds {count} rows of {parameter} and lists {len(indices)} trainable_token_indices, "
+            "which must be their ids."
         )
     return list(indices)
 

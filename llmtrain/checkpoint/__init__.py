@@ -4,6 +4,7 @@ A model folder is a Hugging Face checkpoint folder plus `llmtrain.json`. Nothing
 a model is trained or what it is used for.
 """
 
+from llmtrain.checkpoint.adapter import LaidAdapter, lay_adapter
 from llmtrain.checkpoint.atomic import check_free_space, read_whole, whole_folder
 from llmtrain.checkpoint.errors import ModelFolderError
 from llmtrain.checkpoint.extend import with_role_markers
@@ -12,10 +13,12 @@ from llmtrain.checkpoint.save import save_adapter_folder, save_model_folder
 from llmtrain.checkpoint.weights import folder_state_hash, plain_keys, state_hash
 
 __all__ = [
+    "LaidAdapter",
     "LoadedModel",
     "ModelFolderError",
     "check_free_space",
     "folder_state_hash",
+    "lay_adapter",
     "load_model_folder",
     "plain_keys",
     "read_config",

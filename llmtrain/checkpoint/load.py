@@ -62,10 +62,13 @@ class LoadedModel:
             raise ValueError(
                 f"{self.folder}/generation_config.json: eos_token_id={ids!r} must be a token id or a list of them"
             )
-        if ids and self.adapter_folder and self.tokenizer.end_id is not None:
-            # A base that knew no end of turn may have an adapter that was taught it.
-            ids = [*ids, self.tokenizer.end_id]
-        return ids or None
+        return [*ids, *(taught_end(self.tokenizer) if self.adapter_folder else [])] if ids else None
+
+
+def taught_end(tokenizer: Tokenizer) -> list[int]:
+    """What ends the answers of an adapter besides its base's end tokens: a base that knew no end of turn may have one
+    that was taught it."""
+    return [] if tokenizer.end_id is None else [tokenizer.end_id]
 
 
 @dataclass(frozen=True)
@@ -191,9 +194,7 @@ def _read_files(folder: Path, tokenizer: Tokenizer | None = None) -> _Files:
 
 def _load_adapted(folder: Path, device: str | torch.device, dtype: torch.dtype | None) -> LoadedModel:
     def read() -> tuple[adapters.AdapterDeltas, Tokenizer | None]:
-        deltas = adapters.load_adapter_deltas(folder)
-        own = (folder / "tokenizer.json").is_file()
-        return deltas, _read_tokenizer(folder, deltas.info.get("tokenizer_hash")) if own else None
+        return adapters.load_adapter_deltas(folder), read_own_tokenizer(folder)
 
     try:
         deltas, own_tokenizer = read_whole(folder, read)
@@ -273,6 +274,17 @@ def _read_object(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelFolderError(f"{file} is damaged (it holds no object); {_AGAIN}.")
     return values
+
+
+def read_own_tokenizer(folder: Path) -> Tokenizer | None:
+    """The tokenizer that lies in an adapter's folder, if one does: then it is not its base's.
+
+    Raises:
+        ModelFolderError: It cannot be read, or is not the one that the adapter was trained with.
+    """
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    return _read_tokenizer(folder, read_info(folder).get("tokenizer_hash"))
 
 
 def _read_tokenizer(folder: Path, expected_hash: str | None) -> Tokenizer:

@@ -74,7 +74,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.max_rows = max_rows
         self.max_length = max_length
-        self._adapters: dict[str, ModelDelta] = {}
+        self._adapters: dict[str, tuple[ModelDelta, frozenset[int]]] = {}  # with the ids that end its answers, too
         self.eos_ids = frozenset(each for each in own_eos if each is not None)
         # Ids that only fill the vocabulary up to a round size, and padding (unless a family pads with end-of-text).
         excluded = [*range(tokenizer.vocab_size, config.vocab_size), *({tokenizer.pad_id} - self.eos_ids)]
@@ -211,14 +211,15 @@ class Engine:
             )
         if not 0 <= candidates <= self.tokenizer.vocab_size:
             raise ValueError(f"candidates must lie in 0 … {self.tokenizer.vocab_size}, got {candidates}")
+        delta, taught = self._adapter(adapter)
         request = GenerationRequest(
             ids,
             params,
-            stop_ids=frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self.eos_ids),
+            stop_ids=frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self.eos_ids | taught),
             context=self.max_length,
             token_bytes=self.tokenizer.token_bytes,
             silent_ids=self._special_ids,
-            adapter=self._adapter(adapter),
+            adapter=delta,
             candidates=candidates,
             logprobs=logprobs,
             streamed=streamed,
@@ -244,7 +245,7 @@ class Engine:
                 f"context and continuation have {total} tokens, and at most {self.max_length + 1} can be scored: "
                 "cut the context from the left"
             )
-        request = ScoreRequest(context, continuation, self._adapter(adapter))
+        request = ScoreRequest(context, continuation, self._adapter(adapter)[0])
         self._loop.waiting.append(request)
         return request
 
@@ -263,28 +264,30 @@ class Engine:
 
     # Adapters
 
-    def add_adapter(self, name: str, delta: ModelDelta) -> None:
+    def add_adapter(self, name: str, delta: ModelDelta, *, eos_ids: Sequence[int] = ()) -> None:
         """Makes an adapter known, for requests that name it; rows with different adapters run together.
 
         Args:
             name: What requests call it.
             delta: The adapter laid onto this engine's model (`llmtrain.adapters.lay_onto`).
+            eos_ids: The ids that end its answers besides the engine's own.
 
         Raises:
-            ValueError: The name is taken.
+            ValueError: The name is taken, or an id is outside the vocabulary.
         """
+        self._check_ids("eos_ids", eos_ids)
         if name in self._adapters:
             raise ValueError(f"there is an adapter {name!r} already: give this one another name")
-        self._adapters[name] = delta
+        self._adapters[name] = delta, frozenset(eos_ids)
 
     @property
     def adapters(self) -> tuple[str, ...]:
         """The names of the adapters that requests can name."""
         return tuple(self._adapters)
 
-    def _adapter(self, name: str | None) -> ModelDelta | None:
+    def _adapter(self, name: str | None) -> tuple[ModelDelta | None, frozenset[int]]:
         if name is None:
-            return None
+            return None, frozenset()
         if name not in self._adapters:
             raise ValueError(f"there is no adapter {name!r}: choose one of {', '.join(self._adapters) or '(none)'}")
         return self._adapters[name]

@@ -19,6 +19,7 @@ from llmtrain.launch.inference import load_model, make_engine
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from llmtrain.checkpoint import LoadedModel
     from llmtrain.generation import Engine
 
 logger = logging.getLogger(__name__)
@@ -87,20 +88,21 @@ def model_names(settings: DictConfig) -> list[str]:
     return names
 
 
-def add_adapters(engine: Engine, adapters: Mapping[str, str]) -> None:
-    """Loads adapters into an engine, under the names that requests choose them by.
+def add_adapters(engine: Engine, loaded: LoadedModel, adapters: Mapping[str, str]) -> None:
+    """Lays adapters onto the engine's model, under the names that requests choose them by.
 
     Raises:
-        ValueError: A folder is no adapter of this model.
+        ValueError: A folder holds no adapter of this model.
     """
-    if not adapters:
-        return
-    from llmtrain.adapters import lay_onto, load_adapter_deltas
-    from llmtrain.checkpoint import resolve_model
+    from llmtrain.checkpoint import lay_adapter
 
     for name, folder in adapters.items():
-        engine.add_adapter(name, lay_onto(engine.model, load_adapter_deltas(resolve_model(folder))))
-        logger.info("adapter %s: %s", name, folder)
+        try:
+            laid = lay_adapter(loaded, folder)
+        except ValueError as error:
+            raise ValueError(f"adapters={{{name}: {folder}}}: {error}") from error
+        engine.add_adapter(name, laid.delta, eos_ids=laid.eos_ids)
+        logger.info("adapter %s: %s", name, laid.folder)
 
 
 async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | None) -> dict[str, Any]:
@@ -110,7 +112,7 @@ async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | 
 
     loaded = load_model(settings)
     engine = make_engine(loaded, max_rows=settings.max_rows, max_length=settings.max_length, compile=settings.compile)
-    add_adapters(engine, settings.adapters)
+    add_adapters(engine, loaded, settings.adapters)
     runner = Runner(engine, max_waiting=settings.max_waiting)
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,

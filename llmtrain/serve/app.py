@@ -20,6 +20,7 @@ from llmtrain.generation import SamplingParams
 from llmtrain.serve import page
 from llmtrain.serve.answering import Answer
 from llmtrain.serve.answers import Form
+from llmtrain.serve.conversation import turn_markers
 from llmtrain.serve.documents import describe
 from llmtrain.serve.guard import Guard, read_body
 from llmtrain.serve.runner import Job, Runner
@@ -98,7 +99,8 @@ class Server:
         model = self._known(asked.model)
         ids = await self._conversation(asked.messages)
         logprobs = bool(asked.logprobs or asked.top_logprobs)
-        jobs = self._jobs(asked, model, [ids], logprobs=logprobs, candidates=asked.top_logprobs or 0)
+        ends = () if asked.ignore_eos else turn_markers(self.tokenizer)
+        jobs = self._jobs(asked, model, [ids], logprobs=logprobs, candidates=asked.top_logprobs or 0, ends=ends)
         form = Form(
             chat=True, model=model, token_bytes=self.tokenizer.token_bytes, logprobs=logprobs,
             include_usage=asked.include_usage,
@@ -202,12 +204,19 @@ class Server:
         return many
 
     def _jobs(
-        self, asked: Any, model: str, prompts: Sequence[Sequence[int]], *, logprobs: bool, candidates: int
+        self,
+        asked: Any,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        *,
+        logprobs: bool,
+        candidates: int,
+        ends: Sequence[int] = (),
     ) -> list[Job]:
         try:
             params: SamplingParams = asked.sampling(self.limits.max_tokens, self.limits.max_tokens)
             seeds = [None if params.seed is None else params.seed + i for i in range(asked.choices)]
-            each_choice = [replace(params, seed=seed) for seed in seeds]
+            each_choice = [replace(params, seed=seed, stop_ids=tuple(ends)) for seed in seeds]
         except ValueError as error:
             raise ApiError(400, str(error)) from None
         if len(prompts) * asked.choices > self.runner.capacity:

@@ -17,6 +17,11 @@ from llmtrain.tokenizer import Tokenizer, render_chat
 from llmtrain.tokenizer.chat import END, ROLE_TOKENS
 
 
+def turn_markers(tokenizer: Tokenizer) -> list[int]:
+    """The role markers, which must end an answer: else the model would go on as the user."""
+    return sorted(tokenizer.special_ids[marker] for marker in (*ROLE_TOKENS.values(), END))
+
+
 class Prompt(NamedTuple):
     """What to submit for the next answer.
 
@@ -75,8 +80,8 @@ class Conversation:
 
     @property
     def stop_ids(self) -> list[int]:
-        """The role markers, which must end an answer: else the model would go on as the user."""
-        return sorted(self._tokenizer.special_ids[marker] for marker in (*ROLE_TOKENS.values(), END))
+        """What must end an answer."""
+        return turn_markers(self._tokenizer)
 
     def ask(self, message: str) -> Prompt:
         """The prompt for an answer to `message`; drops the oldest turns for good where they do not fit any more.
