@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.launch.console import Console
+from llmtrain.launch.console import Console, foreground
 from llmtrain.launch.generate import candidate_line
 from llmtrain.launch.inference import load_model, make_engine, roles_trained, sampling_params
 from llmtrain.launch.reading import check_text, literal
@@ -60,7 +60,9 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
             '(make finetune ARGS="experiment=chat")',
             loaded.folder,
         )
-    return Session(loaded, settings, sampling, Console()).run()
+    session = Session(loaded, settings, sampling, Console())
+    with foreground():
+        return session.run()
 
 
 def latest_chat_model(runs: Path) -> Path:

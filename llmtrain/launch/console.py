@@ -99,6 +99,32 @@ class Console:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def foreground() -> Iterator[None]:
+    """Meanwhile Ctrl-C at the terminal is heard by this process only, and no more by the `make` that started it.
+
+    `make` would go on until its command ends, and then report an interrupt however well that ended. It cannot be
+    stopped and continued in the meantime: Ctrl-Z does nothing. Without `make`, or without a terminal, all stays as it
+    is.
+    """
+    group = os.getpgrp()
+    started = "MAKELEVEL" in os.environ and group != os.getpid() and sys.stdin.isatty()
+    if not started or os.tcgetpgrp(sys.stdin.fileno()) != group:
+        yield
+        return
+    former = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTSTP, signal.SIGTTOU)}
+    os.setpgid(0, 0)
+    os.tcsetpgrp(sys.stdin.fileno(), os.getpgrp())
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # `make` was killed, or the terminal is gone
+            os.tcsetpgrp(sys.stdin.fileno(), group)
+            os.setpgid(0, group)
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
 def _line_editor() -> Any:
     """The module readline, counting columns in UTF-8 and taking pastes whole; None where Python was built without."""
     if locale.nl_langinfo(locale.CODESET).upper() != "UTF-8":

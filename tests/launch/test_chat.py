@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import subprocess
 import sys
 import time
@@ -334,3 +335,30 @@ def test_a_terminal(variables, runs, tmp_path):
     (record,) = (json.loads(line) for line in (tmp_path / "talk.jsonl").read_text(encoding="utf-8").splitlines())
     asked = [message["content"] for message in record["messages"] if message["role"] == "user"]
     assert asked == ["你好吗", "甲丙", "one\ntwo", "你好吗丁"]
+
+
+@pytest.mark.medium
+@pytest.mark.distributed
+def test_make_hears_nothing_of_a_ctrl_c_that_stops_an_answer(runs, tmp_path):
+    """It would end by it after the chat, with code 130 instead of 0; after the chat it has its terminal again."""
+    (tmp_path / "stamp").touch()
+    settings = shlex.join(command(runs)[4:])
+    making = ["make", "chat", f"STAMP={tmp_path}/stamp", f"RUN={sys.executable}", f"ARGS={settings}"]
+    person = Person(["sh", "-c", f"cd {ROOT} && {shlex.join(making)}; echo code $?; read line; echo $line"], tmp_path)
+    try:
+        person.wait_for(PROMPT)
+        person.type("\x1a")  # Ctrl-Z
+        person.type("hello\r")
+        person.wait_for("[!-~]{40}")
+        person.type("\x03")
+        person.wait_for("stopped; what was said so far is remembered")
+        person.wait_for(PROMPT)
+        person.type("\x04")
+        shown = person.wait_for(r"code \d+\r\n")
+        assert shown.endswith("code 0\r\n")
+        assert "***" not in shown
+        person.type("still a terminal\r")
+        person.wait_for("still a terminal\r\nstill a terminal\r\n")
+        assert person.leave() == 0
+    finally:
+        person.process.kill()
