@@ -271,6 +271,35 @@ def test_two_processes_give_the_result_of_one_and_compare_says_so(folder, tmp_pa
     assert found["mine"]["n"] == 13
 
 
+@pytest.mark.medium
+@pytest.mark.distributed
+def test_torchrun_may_start_the_processes(folder, tmp_path):
+    """And one of them says and writes what one process alone does."""
+    given = ["shards_dir=null", "tasks=zh_number", "tasks.settings={zh_number: {train_examples: 20, test_examples: 7}}"]
+    given += [f"tasks.files=[{questions(tmp_path / 'mine.jsonl', count=5)}]"]
+    one = json.loads(to_json(run(folder, *given, few=None)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "llmtrain", "evaluate", f"model={folder}", "device=cpu", *given, "name=two"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    two = json.loads(line)
+    assert (one.pop("processes"), two.pop("processes")) == (1, 2)
+    del one["seconds"], two["seconds"]
+    assert one == two
+    for name in ("items-zh_number.jsonl", "items-mine.jsonl"):
+        items = [lines_of(each / name) for each in (folder.parent / "evaluation", tmp_path / "runs/evaluate/two")]
+        for key in ("prompt", "prediction", "points"):
+            assert [each[key] for each in items[0]] == [each[key] for each in items[1]]
+
+
 def test_a_process_that_is_lost_is_named(monkeypatch):
     process = SimpleNamespace(poll=lambda: -9)
     error = teaming._named([process], RuntimeError("Connection closed by peer"))
