@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -41,8 +43,10 @@ SMALL = {
         "optim.warmup_steps=2",
     ],
     "plan": CORPUS,
-    "evaluate": ["tasks=none"],
+    "evaluate": ["tasks=none", "tasks.examples=8"],
     "generate": ["sampling.max_new_tokens=8"],
+    "chat": ["sampling.max_new_tokens=8"],
+    "serve": ["port=0"],
 }
 UNTOUCHED = {
     "test": "this very run",
@@ -117,17 +121,47 @@ def run_all(readme: Path, workspace: Path, *, small: bool) -> None:
         if command_of(line) in UNTOUCHED:
             continue
         stamp.touch()
+        words = prepared(line, small=small, stamp=stamp)
+        variables = environment | {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": "1"} if small else {})
+        if command_of(line) == "serve":
+            ask_and_end(words, workspace, variables)
+            continue
         done = subprocess.run(
-            prepared(line, small=small, stamp=stamp),
+            words,
             cwd=workspace,
-            env=environment | {"PYTHONPATH": str(ROOT)} | ({"OMP_NUM_THREADS": "1"} if small else {}),
+            env=variables,
             capture_output=True,
             encoding="utf-8",
-            stdin=subprocess.DEVNULL,
+            input="你好\n" if command_of(line) == "chat" else "",
             timeout=300 if small else 1200,
             check=False,
         )
         assert done.returncode == 0, f"{line}\n{done.stderr}"
+        if command_of(line) == "chat":
+            assert json.loads(done.stdout.splitlines()[-1])["turns"] == 1
+
+
+def ask_and_end(words: list[str], workspace: Path, variables: dict[str, str]) -> None:
+    """A server, as its reader would use it: looks at the page, then presses Ctrl-C, which make hears as well."""
+    process = subprocess.Popen(
+        words, cwd=workspace, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if "serving on " in line:
+                break
+        else:
+            raise AssertionError("".join(said))
+        with urllib.request.urlopen(line.partition("serving on ")[2].strip()) as page:
+            assert page.status == 200
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert json.loads(out.splitlines()[-1])["command"] == "serve"
 
 
 def existing(readme: Path) -> Path:
