@@ -43,7 +43,7 @@ SMALL = {
         "optim.warmup_steps=2",
     ],
     "plan": CORPUS,
-    "evaluate": ["tasks=none", "tasks.examples=8"],
+    "evaluate": ["tasks=none"],
     "generate": ["sampling.max_new_tokens=8"],
     "chat": ["sampling.max_new_tokens=8"],
     "serve": ["port=0"],
