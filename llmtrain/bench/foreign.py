@@ -1,7 +1,7 @@
 """Decoding of one request beside litgpt and llama.cpp, which live in an environment of their own.
 
-Each of them is a process that answers prompts over a pipe (`foreign_side.py`); a lap is a whole answer, so the reading of
-the prompt and the way through the pipe count. Does not know how that environment is set up.
+Each of them is a process that answers prompts over a pipe (`foreign_side.py`); a lap is a whole answer, so
+the reading of the prompt and the way through the pipe count. Does not know how that environment is set up.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class ForeignSide:
         self.close()
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         watchdog = threading.Timer(self._patience, self._process.kill)
         watchdog.start()
         try:
