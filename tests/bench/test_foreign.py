@@ -1,4 +1,4 @@
-"""litgpt and llama.cpp beside us: what is written for them, the pipe to another environment, and both where installed."""
+"""litgpt and llama.cpp beside us: what is written for them, the pipe to them, and both where installed."""
 
 from __future__ import annotations
 
