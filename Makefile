@@ -13,6 +13,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 PIP := $(RUN) -m pip install -qq --disable-pip-version-check --no-input -c constraints.txt
+PEERS := .venv-peers
+PIP_PEERS := $(PEERS)/bin/python -m pip install -qq --disable-pip-version-check --no-input -c constraints-peers.txt
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
@@ -27,9 +29,9 @@ override PROMPT := $(value PROMPT)
 generate tokenize: export LLMTRAIN_PROMPT := $(PROMPT)
 endif
 unexport ARGS PROMPT
-$(COMMANDS) bench-memory bench-memory-training bench-generate: export LLMTRAIN_ARGS := $(ARGS)
+$(COMMANDS) bench-memory bench-memory-training bench-generate bench-peers: export LLMTRAIN_ARGS := $(ARGS)
 
-.PHONY: help setup $(COMMANDS) bench-memory bench-memory-training bench-generate checks format test-fast test test-slow test-gpu clean clean-all
+.PHONY: help setup $(COMMANDS) bench-memory bench-memory-training bench-generate bench-peers checks format test-fast test test-slow test-gpu clean clean-all
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | awk -F@ '{printf "%-22s %s\n", $$1, $$2}'
@@ -99,6 +101,21 @@ bench-memory-training: $(STAMP) ## peak memory of training processes at each ZeR
 bench-generate: $(STAMP) ## speed of the engine's work beside transformers, on two models (half an hour)
 	@$(RUN) scripts/bench.py "which=[generate]"
 
+# Each of the two may fail to install; the measurement then says so and goes on with the other.
+$(PEERS)/.installed: constraints-peers.txt
+	@$(PYTHON) -m venv --clear $(PEERS) > /dev/null 2>&1 || \
+	  { $(PYTHON) -m venv --clear --without-pip $(PEERS) && $(PYTHON) -m pip --python $(PEERS)/bin/python install -qq pip; }
+	@echo "setting up $(PEERS), once: 1/2 litgpt" >&2
+	@$(PIP_PEERS) $(if $(TORCH_INDEX),--no-deps --index-url "$(TORCH_INDEX)") torch
+	@$(PIP_PEERS) litgpt gguf safetensors numpy || echo "warning: litgpt could not be installed" >&2
+	@echo "setting up $(PEERS), once: 2/2 llama.cpp, compiled here (ten minutes on two cores)" >&2
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF" $(PIP_PEERS) llama-cpp-python || \
+	  echo "warning: llama.cpp could not be built: it needs CMake and a C++ compiler (Debian: apt install cmake g++)" >&2
+	@touch $@
+
+bench-peers: $(STAMP) $(PEERS)/.installed ## decoding beside litgpt and llama.cpp, installed in .venv-peers
+	@$(RUN) scripts/bench.py "which=[peers]"
+
 verify-resume: $(STAMP) ## check that an interrupted pretraining run equals one that was not
 	@$(RUN) scripts/verify_resume.py
 
@@ -131,5 +148,5 @@ clean: ## remove caches and build products; runs/, data/ and .venv stay
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis llmtrain.egg-info
 	@find llmtrain scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-clean-all: clean ## remove .venv too; runs/ and data/ stay
-	@rm -rf $(VENV)
+clean-all: clean ## remove .venv and .venv-peers too; runs/ and data/ stay
+	@rm -rf $(VENV) $(PEERS)

@@ -58,6 +58,7 @@ UNTOUCHED = {
     "bench": "tests/bench run its parts",
     "bench-memory": "tests/bench run its parts",
     "bench-generate": "tests/bench run its parts",
+    "bench-peers": "tests/bench/test_foreign.py runs its parts",
     "bench-memory-training": "tests/bench run its parts",
     "verify-resume": "tests/launch/test_verify_resume.py runs it",
     "setup": "tests/launch/test_makefile.py runs it",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("train", "decode", "generate", "prepare", "memory", "training-memory", "equality", "harness")
+PARTS = ("train", "decode", "generate", "prepare", "memory", "training-memory", "equality", "harness", "peers")
 _BUSY = 0.5  # load per core at the start from which the figures are called rough
 _WARMUP_ROUNDS = 1
 
@@ -156,6 +156,10 @@ class Bench:
         check_settings(self.pretrain)
         if "decode" in parts and self.settings.model is not None:
             resolve_model(self.settings.model)
+        if "peers" in parts:
+            from llmtrain.launch import bench_peers
+
+            bench_peers.check(self.settings.peers_python)
 
     def rounds(self) -> Rounds:
         """Fresh rounds, which wait for the device."""
@@ -281,6 +285,12 @@ class Bench:
         from llmtrain.launch import bench_generate
 
         return bench_generate.measure(self)
+
+    def peers(self) -> list[Comparison]:
+        """Decoding of one request beside litgpt and llama.cpp, which `make bench-peers` installs."""
+        from llmtrain.launch import bench_peers
+
+        return bench_peers.measure(self)
 
     def prepare(self) -> list[Comparison]:
         """The whole preparation beside bare `tokenizers`."""
