@@ -101,7 +101,8 @@ def load_litgpt(wanted: dict[str, Any]) -> tuple[str, Decode]:
     from safetensors.torch import load_file
 
     torch.set_num_threads(wanted["threads"])
-    shape, state = Config(**litgpt_shape(wanted["config"])), {}
+    shape = Config(**litgpt_shape(wanted["config"]))
+    state: dict[str, Any] = {}
     copy_weights_hf_llama(shape, {}, state, load_file(wanted["weights"]))
     model = GPT(shape)
     model.load_state_dict(state)
