@@ -20,6 +20,7 @@ _SIZE = (4.4, 2.7)  # inches of 72 points: one point is one pixel where a chart 
 _INK, _FAINT = "#123456", "#654321"  # stand-ins that the page's colours are put in the place of
 _COLOURS = ("#0072b1", "#d55e01", "#009e72", "#cc79a8", "#e69f01", "#56b4e8", "#777778")
 """Okabe and Ito's, told apart by the colour-blind; each changed by one, so that nothing else has it."""
+_LABEL_HEIGHT, _LABEL_WIDTH = 11, 60  # points
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -72,20 +73,22 @@ def chart(name: str, lines: Sequence[Line], *, x: str, logarithmic: bool = False
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "path.simplify": False}
     with mpl.rc_context(settings):
         figure = Figure(figsize=_SIZE, dpi=72)
         FigureCanvasSVG(figure)
         axes = figure.add_axes((0.14, 0.17, 0.74, 0.78))
-        for line, points in drawn:
-            _draw(axes, line, points)
         if logarithmic and all(y > 0 for _, points in drawn for _, y in points):
             axes.set_yscale("log")
-        else:
-            axes.yaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        for line, points in drawn:
+            _draw(axes, line, points)
+        _label(axes, drawn)
+        if axes.get_yscale() == "log":
+            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
+        axes.yaxis.set_major_formatter(FuncFormatter(_number))
+        axes.xaxis.set_major_formatter(FuncFormatter(_number))
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlabel(f"@{x}@", color=_INK)
         axes.tick_params(colors=_INK, which="both", length=3)
@@ -105,11 +108,29 @@ def _draw(axes, line: Line, points: Sequence[tuple[float, float]]) -> None:  # t
     marker = "o" if line.marked or len(points) == 1 else None
     dashes = _DASHES[line.colour // len(_COLOURS) % len(_DASHES)]
     axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, linewidth=1.6, marker=marker, markersize=3.5)
-    if line.label:
+
+
+def _label(axes, drawn: Sequence[tuple[Line, Sequence[tuple[float, float]]]]) -> None:  # type: ignore[no-untyped-def]
+    """The labels at the ends of the lines; those that would lie on each other are moved apart, upwards."""
+    ends = [(axes.transData.transform(points[-1]), line, points[-1]) for line, points in drawn if line.label]
+    free: dict[int, float] = {}  # the lowest free height, by where on the x axis the lines end
+    for place, line, point in sorted(ends, key=lambda end: end[0][1]):
+        column = round(place[0] / _LABEL_WIDTH)
+        beside = [free[near] for near in (column - 1, column, column + 1) if near in free]
+        height = max([place[1], *beside])
+        free[column] = height + _LABEL_HEIGHT
         axes.annotate(
-            line.label, points[-1], xytext=(5, 0), textcoords="offset points", color=colour, va="center",
-            annotation_clip=False,
+            line.label, point, xytext=(5, height - place[1]), textcoords="offset points", va="center",
+            color=_COLOURS[line.colour % len(_COLOURS)], annotation_clip=False,
         )  # fmt: skip
+
+
+def _number(value: float, place: int | None = None) -> str:
+    """5k, 2M, 0.003: a unit for what is large, a plain number for what is small."""
+    for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"
 
 
 def _of_the_page(svg: str) -> str:

@@ -59,10 +59,12 @@ def base_of(run: Run) -> Run | None:
     model = run.config.get("model") if run.command == "finetune" else None
     if model is None:
         return None
-    path = Path(str(model))
-    for folder in (path, *list(path.parents)[:3]):
-        if (folder / "metrics.csv").is_file():
-            return read_run(folder)
+    given = Path(str(run.results.get("base_model") or model))
+    for above in (Path(), *list(run.folder.resolve().parents)[2:3]):  # a path is from where the run was started
+        path = above / given
+        for folder in (path, *list(path.parents)[:3]):
+            if (folder / "metrics.csv").is_file():
+                return read_run(folder)
     return None
 
 

@@ -214,7 +214,7 @@ def settings(runs: Sequence[Run]) -> Html:
     """What differs from the defaults, what differs between the runs, and everything in a fold."""
     parts = []
     if len(runs) > 1:
-        keys = [key for key in dict.fromkeys(key for run in runs for key in run.config)]
+        keys = list(dict.fromkeys(key for run in runs for key in run.config))
         between = [
             (key, *(_shown(run.config.get(key)) for run in runs))
             for key in keys

@@ -71,7 +71,7 @@ def ended(process: subprocess.Popen) -> int:
 def figures(run_dir: Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv` without what depends on the clock."""
     with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
-        clocked = ("seconds", "train/tokens_per_second", "train/mfu")
+        clocked = ("seconds", "train/tokens_per_second", "train/mfu", "train/memory_bytes")
         return [{k: v for k, v in row.items() if k not in clocked} for row in csv.DictReader(file)]
 
 
