@@ -20,7 +20,8 @@ _SIZE = (4.4, 2.7)  # inches of 72 points: one point is one pixel where a chart 
 _INK, _FAINT = "#123456", "#654321"  # stand-ins that the page's colours are put in the place of
 _COLOURS = ("#0072b1", "#d55e01", "#009e72", "#cc79a8", "#e69f01", "#56b4e8", "#777778")
 """Okabe and Ito's, told apart by the colour-blind; each changed by one, so that nothing else has it."""
-_LABEL_HEIGHT, _LABEL_WIDTH = 11, 60  # points
+_LABEL_HEIGHT, _LABEL_WIDTH = 12, 60  # points
+_MANTISSAS = "236"  # of an axis with less than about one power of ten, those that have a number beside them
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -73,7 +74,7 @@ def chart(name: str, lines: Sequence[Line], *, x: str, logarithmic: bool = False
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "path.simplify": False}
     with mpl.rc_context(settings):
@@ -84,9 +85,12 @@ def chart(name: str, lines: Sequence[Line], *, x: str, logarithmic: bool = False
             axes.set_yscale("log")
         for line, points in drawn:
             _draw(axes, line, points)
+        axes.autoscale_view()  # where the lines end is not known before
         _label(axes, drawn)
         if axes.get_yscale() == "log":
-            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
+            low, high = axes.get_ylim()
+            between = _MANTISSAS if math.log10(high / low) < 1.2 else ()
+            axes.yaxis.set_minor_formatter(FuncFormatter(lambda y, _: _number(y) if f"{y:e}"[0] in between else ""))
         axes.yaxis.set_major_formatter(FuncFormatter(_number))
         axes.xaxis.set_major_formatter(FuncFormatter(_number))
         axes.xaxis.set_major_locator(MaxNLocator(5))

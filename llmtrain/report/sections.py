@@ -76,7 +76,7 @@ def _lines(runs: Sequence[Run], columns: Sequence[str], against: str) -> list[Li
     for number, run in enumerate(runs):
         for column in columns:
             held_out = column.startswith("val/")
-            label = letter(number) if len(runs) > 1 else ""
+            label = letter(number) if len(runs) > 1 and not (held_out and len(columns) > 1) else ""
             if len(runs) == 1 and len(columns) > 1:
                 label = "@val@" if held_out else "@train@"
             colour = number + (held_out and len(columns) > 1 and len(runs) == 1)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import struct
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,9 @@ from llmtrain.report import read_run, write_report
 from llmtrain.report.charts import Line, chart, thin
 from llmtrain.report.words import WORDS
 
-HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> $\\frac{1}$ ]]> &lt;b&gt; \u202eabc"
+HOSTILE = (
+    "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> $\\frac{1}$ ]]> &lt;b&gt; \u202eabc"
+)
 HEAD = "step,train/loss,train/lr,train/grad_norm,train/tokens_per_second,train/memory_bytes,tokens,seconds,val/loss,val/bpb"
 
 
@@ -233,3 +238,55 @@ def test_a_chart_has_text_as_text_and_colours_of_the_page():
 
 def test_every_word_is_in_both_languages():
     assert all(english and chinese and english != chinese for english, chinese in WORDS.values())
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory) -> Iterator[Any]:
+    selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install llmtrain[dev]")
+    from selenium.webdriver.chrome.service import Service
+
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("chromium and chromedriver are not installed (Debian: chromium, chromium-driver)")
+    options = selenium.ChromeOptions()
+    options.binary_location = program
+    flags = ["headless=new", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"]
+    flags += ["disable-component-update", "disable-sync", "disable-dev-shm-usage", "lang=en-US"]
+    for flag in [*flags, f"user-data-dir={tmp_path_factory.mktemp('browser')}"]:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    started = selenium.Chrome(options=options, service=Service(driver))
+    yield started
+    started.quit()
+
+
+@pytest.mark.medium
+def test_the_page_in_a_browser(browser, tmp_path):
+    """On a phone, in both languages and both themes, with hostile text in it: nothing runs, nothing sticks out."""
+    run = pretrained(tmp_path / "run", text=HOSTILE.replace("*", "") + "很" * 400)
+    file = write_report([finetuned(tmp_path / "tuned", run, text="w" * 500 + HOSTILE), run])
+    browser.get_log("performance")
+    browser.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    )
+    browser.get(file.as_uri())
+    script = browser.execute_script
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    shown = "return document.querySelector('h2').innerText"
+    before, english = script(ground), script(shown)
+    script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert script("return document.documentElement.scrollWidth") <= 390
+    script("document.getElementById('theme').click(); document.getElementById('language').click()")
+    assert script(ground) != before
+    assert (english, script(shown)) == WORDS["runs"]
+    assert script("return document.documentElement.scrollWidth") <= 390
+    assert script("return window.hacked") is None
+    words = script("return [...document.querySelectorAll('svg .zh')].map((each) => getComputedStyle(each).display)")
+    assert words
+    assert "none" not in words
+    assert browser.get_log("browser") == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+    assert asked <= {file.as_uri()}
+    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
