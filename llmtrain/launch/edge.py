@@ -124,7 +124,7 @@ def launch(
         folder.accept()
         if folder.kept:
             (folder.path / "results.json").write_text(to_json(results) + "\n", encoding="utf-8")
-            if command.trains and prepare is None and place.is_first:
+            if command.trains and place.is_first and (folder.path / "metrics.csv").is_file():
                 importlib.import_module("llmtrain.launch.report").leave(folder.path)
         terminal.finish(results)
         part_done.set()

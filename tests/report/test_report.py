@@ -21,7 +21,8 @@ from llmtrain.report.words import WORDS
 HOSTILE = (
     "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'> $\\frac{1}$ ]]> &lt;b&gt; \u202eabc"
 )
-HEAD = "step,train/loss,train/lr,train/grad_norm,train/tokens_per_second,train/memory_bytes,tokens,seconds,val/loss,val/bpb"
+HEAD = "step,train/loss,train/lr,train/grad_norm,train/tokens_per_second,train/memory_bytes"
+HEAD += ",tokens,seconds,val/loss,val/bpb"
 
 
 def weights(file: Path, **shapes: list[int]) -> None:
