@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
+from typing import Any
 
 from llmtrain.report.words import WORDS
 
@@ -76,7 +77,7 @@ def chart(name: str, lines: Sequence[Line], *, x: str, logarithmic: bool = False
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    settings = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "path.simplify": False}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 10, "path.simplify": False}
     with mpl.rc_context(settings):
         figure = Figure(figsize=_SIZE, dpi=72)
         FigureCanvasSVG(figure)
@@ -107,14 +108,14 @@ def chart(name: str, lines: Sequence[Line], *, x: str, logarithmic: bool = False
     return _of_the_page(text.getvalue())
 
 
-def _draw(axes, line: Line, points: Sequence[tuple[float, float]]) -> None:  # type: ignore[no-untyped-def]
+def _draw(axes: Any, line: Line, points: Sequence[tuple[float, float]]) -> None:
     colour = _COLOURS[line.colour % len(_COLOURS)]
     marker = "o" if line.marked or len(points) == 1 else None
     dashes = _DASHES[line.colour // len(_COLOURS) % len(_DASHES)]
     axes.plot(*zip(*points, strict=True), color=colour, linestyle=dashes, linewidth=1.6, marker=marker, markersize=3.5)
 
 
-def _label(axes, drawn: Sequence[tuple[Line, Sequence[tuple[float, float]]]]) -> None:  # type: ignore[no-untyped-def]
+def _label(axes: Any, drawn: Sequence[tuple[Line, Sequence[tuple[float, float]]]]) -> None:
     """The labels at the ends of the lines; those that would lie on each other are moved apart, upwards."""
     ends = [(axes.transData.transform(points[-1]), line, points[-1]) for line, points in drawn if line.label]
     free: dict[int, float] = {}  # the lowest free height, by where on the x axis the lines end
