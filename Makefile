@@ -18,7 +18,7 @@ PIP_PEERS := $(PEERS)/bin/python -m pip install -qq --disable-pip-version-check 
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare generate chat serve show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare report generate chat serve show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -76,6 +76,9 @@ evaluate: $(STAMP) ## bits per byte and task scores of the latest model
 
 compare: $(STAMP) ## two evaluations item by item: ARGS="runs/evaluate/first runs/evaluate/second"
 	@$(RUN) scripts/compare.py
+
+report: $(STAMP) ## a page of training runs, overlaid: ARGS="runs/pretrain/first runs/pretrain/second"
+	@$(RUN) scripts/report.py
 
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CLOCKED = ("seconds", "train/tokens_per_second", "train/mfu")
+CLOCKED = ("seconds", "train/tokens_per_second", "train/mfu", "train/memory_bytes")
 """Columns of `metrics.csv` that no two runs share."""
 _CLOCKED_COUNTERS = ("train_seconds",)
 """Fields of `checkpoint.json` likewise."""

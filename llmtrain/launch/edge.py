@@ -53,6 +53,7 @@ class Command:
         summary: One line for the help.
         positional: The key that arguments without `=` go to; None refuses them.
         positionals: The keys that arguments without `=` go to one by one, where there are several.
+        list_key: The key whose list all arguments without `=` make up.
         text_on_stdout: What the command prints is its product and goes to stdout, before the JSON.
         takes_overrides: Its `run` is also given the arguments as typed, as `overrides`.
         keeps_folder: A run folder is always made; otherwise only when `name` or `paths.run_dir` is given.
@@ -64,6 +65,7 @@ class Command:
     summary: str
     positional: str | None = None
     positionals: tuple[str, ...] = ()
+    list_key: str | None = None
     text_on_stdout: bool = False
     keeps_folder: bool = True
     takes_overrides: bool = False
@@ -122,6 +124,8 @@ def launch(
         folder.accept()
         if folder.kept:
             (folder.path / "results.json").write_text(to_json(results) + "\n", encoding="utf-8")
+            if command.trains and place.is_first and (folder.path / "metrics.csv").is_file():
+                importlib.import_module("llmtrain.launch.report").leave(folder.path)
         terminal.finish(results)
         part_done.set()
     except KeyboardInterrupt:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.launch.base_model import base_model
 from llmtrain.launch.provenance import provenance
 from llmtrain.launch.reading import literal
+from llmtrain.launch.report import beginning, tokenizer_facts, writer
 from llmtrain.launch.task_examples import examples_from, fingerprint, task_from
 
 if TYPE_CHECKING:
@@ -260,9 +261,15 @@ def _fit(
         fixed=_fixed(settings, tuning, train),
         write_model=None if whole else write_adapter,
         model_name="model" if whole else "adapter",
-        accept=accept,
+        accept=beginning(accept, settings, run_dir, "finetune", lambda: _facts(base, tuning, train)),
+        report=writer(run_dir),
         **fit_arguments(settings, length.steps),
     )
+
+
+def _facts(base: LoadedModel, tuning: _Tuning, train: list[Example]) -> dict[str, Any]:
+    """What the run's report says of its start."""
+    return {"examples": len(train), "tokenizer": tokenizer_facts(base.tokenizer), **tuning.report}
 
 
 def _packing_length(settings: DictConfig, base: LoadedModel) -> int | None:

@@ -133,6 +133,7 @@ def fit_arguments(settings: DictConfig, steps: int) -> dict[str, Any]:
         "compile_model": trainer.compile,
         "wandb": _wandb(settings),
         "resume": settings.resume,
+        "report_every": settings.get("report_every"),
     }
 
 

@@ -83,6 +83,10 @@ _COMMANDS: dict[str, Kind] = {
     "a": TEXT.or_null(),
     "b": TEXT.or_null(),
     "shown": whole(0),
+    # report
+    "runs": list_of(TEXT),
+    "out": TEXT.or_null(),
+    "report_every": number(least=0, most=10**9).or_null(),
     # tokenize
     "text": ANY_TEXT.or_null(),
     "ids": ANYTHING,  # also one id, or several in one text

@@ -6,6 +6,7 @@ imported when it runs.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -28,6 +29,7 @@ COMMANDS = {
         Command("finetune", "fine-tune a model folder on a task, by LoRA or whole", trains=True),
         Command("evaluate", "measure a model folder or adapter: bits per byte and task scores"),
         Command("compare", "compare two evaluations item by item", positionals=("a", "b"), keeps_folder=False),
+        Command("report", "make a page of one training run or several", list_key="runs", keeps_folder=False),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
         Command("chat", "talk with a fine-tuned model", text_on_stdout=True, keeps_folder=False),
         Command("serve", "answer requests over HTTP, and show a page to chat on", keeps_folder=False),
@@ -106,6 +108,9 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
     if len(texts) <= len(command.positionals):
         overrides += [f"{key}={text}" for key, text in zip(command.positionals, texts, strict=False)]
         texts = []
+    if texts and command.list_key is not None:
+        overrides.append(f"{command.list_key}={json.dumps(texts, ensure_ascii=False)}")
+        texts = []
     if texts and command.positional is None:
         return _refuse(f"{texts[0]!r} is not of the form key=value, and {command.name} takes nothing else")
     if given_ids:
@@ -152,6 +157,7 @@ def describe_settings(command: Command, configs: Path, arguments: Sequence[str] 
     Groups chosen in `arguments` show the keys of that option (`llmtrain prepare data=files --help`).
     """
     text = f' ["{command.positional}"]' if command.positional else "".join(f" {key}" for key in command.positionals)
+    text += f" {command.list_key}…" if command.list_key else ""
     lines = [
         f"llmtrain {command.name} — {command.summary}",
         "",

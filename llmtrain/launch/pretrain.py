@@ -15,6 +15,7 @@ from llmtrain.launch.finished import conclude
 from llmtrain.launch.fitting import check_folder, checked_length, end_if_stopped, fit_arguments, tell_fresh_start
 from llmtrain.launch.inference import sampling_params
 from llmtrain.launch.provenance import provenance
+from llmtrain.launch.report import beginning, source_facts, tokenizer_facts, writer
 from llmtrain.launch.starting import Start, check_anywhere, check_settings, model_config, prepare_start
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def _fit(
         flops_per_position=flops_per_token(start.model.config, settings.data.sequence_length),
         info=_info(settings, start),
         fixed=_fixed(settings, start, batch),
-        accept=accept,
+        accept=beginning(accept, settings, run_dir, "pretrain", lambda: _facts(start)),
+        report=writer(run_dir),
         **fit_arguments(settings, length.steps),
     )
 
@@ -174,6 +176,16 @@ def _info(settings: DictConfig, start: Start) -> dict[str, Any]:
         "trained_length": settings.data.sequence_length,
         "never_seen": start.never_seen,
         **provenance(settings),
+    }
+
+
+def _facts(start: Start) -> dict[str, Any]:
+    """What the run's report says of its start."""
+    return {
+        **source_facts(start.prepared.train),
+        "held_out_tokens": start.prepared.val.num_tokens,
+        "tokenizer": tokenizer_facts(start.tokenizer),
+        "trainable_parameters": sum(parameter.numel() for parameter in start.model.parameters()),
     }
 
 

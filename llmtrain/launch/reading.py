@@ -13,7 +13,7 @@ from typing import Any
 TEXT_NAMES = frozenset({"prompt", "text", "system"})
 PATH_NAMES = frozenset({"model", "init", "resume", "run", "name", "path", "pattern"})  # text, but `null` is null
 PATH_ENDINGS = ("_path", "_file", "_dir")
-TEXT_LIST_NAMES = frozenset({"paths", "files", "prompts", "stop"})
+TEXT_LIST_NAMES = frozenset({"paths", "files", "prompts", "stop", "runs"})
 TEXT_LIST_ENDINGS = ("_paths", "_files", "_prompts")
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?)")

@@ -130,6 +130,7 @@ class Figures(Callback):
         if self._flops is not None and self._peak:
             figures["train/mfu"] = self._mfu(trainer, positions * self._flops)
         figures["train/skipped_steps"] = self._control.skipped_steps
+        figures["train/memory_bytes"] = float(hardware.peak_memory(module.device))
         figures["tokens"] = tokens
         figures["seconds"] = self._control.train_seconds
         self._shown = f"loss {loss:.3f}  {compact(speed)} tok/s"

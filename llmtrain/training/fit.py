@@ -38,6 +38,7 @@ from llmtrain.training.lost import naming_the_lost
 from llmtrain.training.module import LanguageModule
 from llmtrain.training.progress import ProgressLine
 from llmtrain.training.rehearsal import Rehearsal, memory_errors_explained
+from llmtrain.training.reporting import Report
 from llmtrain.training.saving import Checkpoints, WriteModel
 from llmtrain.training.skipping import SkippedSteps
 from llmtrain.training.spikes import SpikeAlarm
@@ -128,6 +129,8 @@ def fit(
     write_model: WriteModel | None = None,
     model_name: str = "model",
     accept: Callable[[], None] = lambda: None,
+    report: Callable[[], Any] | None = None,
+    report_every: float | None = None,
 ) -> FitResult:
     """Trains a model and leaves it in `<run_dir>/model`.
 
@@ -170,6 +173,8 @@ def fit(
         model_name: name of the model folder inside the run folder.
         accept: called before the first thing is written into the run folder, when nothing can be refused any more; on
             ranks above 0 once the processes have met.
+        report: writes a report of the run so far.
+        report_every: seconds between two of its calls, at least; `None` calls it never.
 
     Raises:
         ValueError: a setting is out of range, or a checkpoint does not fit; raised before anything is trained.
@@ -225,6 +230,7 @@ def fit(
     )  # fmt: skip
     callbacks = [*_watchers(control, run_dir, max_skipped_steps, spike_alarm, timeout), figures, *samples, checkpoints]
     callbacks += [Accept(accept), *witnesses(run_dir, resumed_step=state.step)]
+    callbacks += [Report(control, report, every=report_every)] if report and report_every is not None else []
     with library_deprecations_ignored(), memory_errors_explained(data):
         trainer = build_trainer(built, machine, control, callbacks, loggers, grad_clip=grad_clip, run_dir=run_dir)
         _train(trainer, module, data, timeout=timeout)

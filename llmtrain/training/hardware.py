@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmtrain.training import placement
+from llmtrain.training import placement, resident
 from llmtrain.training.ranges import shown
 
 PRECISIONS = ("auto", "bf16", "fp32")
@@ -270,3 +270,8 @@ def synchronize(device: torch.device) -> None:
     """Waits until the device has done what it was given; nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has held so far: on its GPU, or resident where it computes on the CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident.peak_bytes()

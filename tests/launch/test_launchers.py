@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.medium, pytest.mark.distributed]
 
 SCRIPT = str(ROOT / "scripts" / "pretrain.py")
 FILES = {"config.yaml", "log.txt", "metrics.csv", "samples.md", "results.json", "model", "checkpoints"}
+FILES |= {"facts.json", "report.html"}
 CORPUS = ["data=python_docs", "trainer.precision=fp32"]
 FOREVER = ["trainer.max_steps=100000", "trainer.val_every=null", "trainer.sample_every=null"]
 

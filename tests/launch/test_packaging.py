@@ -38,6 +38,8 @@ def test_the_wheel_holds_every_module_and_every_config(installed):
     assert listed(installed / "llmtrain", "*.py") == listed(ROOT / "llmtrain", "*.py")
     assert listed(installed / "llmtrain" / "configs", "*.yaml") == listed(ROOT / "configs", "*.yaml")
     assert listed(installed / "llmtrain", "*.html") == listed(ROOT / "llmtrain", "*.html") != []
+    for pattern in ("*.css", "*.js"):
+        assert listed(installed / "llmtrain", pattern) == listed(ROOT / "llmtrain", pattern) != []
     (information,) = installed.glob("llmtrain-*.dist-info")
     assert "llmtrain = llmtrain.launch.main:main" in (information / "entry_points.txt").read_text()
     assert {path.name for path in installed.iterdir()} == {"llmtrain", information.name}

@@ -71,7 +71,7 @@ def ended(process: subprocess.Popen) -> int:
 def figures(run_dir: Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv` without what depends on the clock."""
     with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
-        clocked = ("seconds", "train/tokens_per_second", "train/mfu")
+        clocked = ("seconds", "train/tokens_per_second", "train/mfu", "train/memory_bytes")
         return [{k: v for k, v in row.items() if k not in clocked} for row in csv.DictReader(file)]
 
 
@@ -86,7 +86,7 @@ def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
 
 @pytest.mark.medium
 def test_one_process(program, tmp_path):
-    process = program("name=toy")
+    process = program("name=toy", "report_every=0")
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert out.count("\n") == 1
@@ -105,6 +105,19 @@ def test_one_process(program, tmp_path):
     assert 300 not in remembered["never_seen"]  # only ids that the tokenizer has
     assert set(b"Q") <= {token - 6 for token in remembered["never_seen"]}
     assert (run_dir / "samples.md").read_text(encoding="utf-8").startswith("## step 10")
+    page = (run_dir / "report.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert page.rstrip().endswith("</html>")
+    for shown in ("finished", "name=toy report_every=0", "trainer.max_steps", "话说天下", "Memory, peak so far"):
+        assert shown in page, shown
+    facts = json.loads((run_dir / "facts.json").read_text(encoding="utf-8"))
+    assert facts["differs"]["optim.warmup_steps"][1] == 2
+    assert sum(source["share"] for source in facts["sources"]) == 1
+    assert facts["tokenizer"]["ids"] == 262  # 256 bytes and the special tokens
+    with (run_dir / "metrics.csv").open(encoding="utf-8") as file:
+        memory = [float(row["train/memory_bytes"]) for row in csv.DictReader(file)]
+    assert memory == sorted(memory)
+    assert memory[0] > 10**7
     assert "next: make generate" in err
     assert "memory: about " in err  # the short form of the plan
     for chatter in ("deprecated", "litlogger", "GPU available", "untested optimizer"):

@@ -136,7 +136,7 @@ def metrics(run_dir: Path) -> list[dict[str, str]]:
     """The rows of `metrics.csv` without the columns that depend on the clock."""
     with (run_dir / "metrics.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    clocked = ("seconds", "train/tokens_per_second", "train/mfu")
+    clocked = ("seconds", "train/tokens_per_second", "train/mfu", "train/memory_bytes")
     return [{name: value for name, value in row.items() if name not in clocked} for row in rows]
 
 
