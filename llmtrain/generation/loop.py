@@ -228,8 +228,8 @@ class DecodeLoop:
             return [()] * len(requests)
         for row, request in enumerate(requests):
             if request.observer is not None:
-                drawn = uniform is not None and not request.params.greedy
-                request.observer(logits[row], self._excluded, float(uniform[row]) if drawn else None)
+                drawn = None if uniform is None or request.params.greedy else float(uniform[row])
+                request.observer(logits[row], self._excluded, drawn)
         logprobs = logits.log_softmax(dim=-1)  # over all V, as in training and in scoring
         chosen = logprobs.gather(-1, ids.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
         top = (logprobs + self._excluded).topk(max(request.candidates for request in requests), dim=-1)

@@ -8,5 +8,6 @@ and tokenizers; not files or settings.
 from llmtrain.inspector.arrays import packed, unpacked
 from llmtrain.inspector.document import SCHEMA, document
 from llmtrain.inspector.recording import Recorder, Recording, record, recording_of
+from llmtrain.inspector.text import as_text
 
-__all__ = ["SCHEMA", "Recorder", "Recording", "document", "packed", "record", "recording_of", "unpacked"]
+__all__ = ["SCHEMA", "Recorder", "Recording", "as_text", "document", "packed", "record", "recording_of", "unpacked"]

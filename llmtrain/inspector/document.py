@@ -11,7 +11,7 @@ from typing import Any
 
 from llmtrain.generation import Engine
 from llmtrain.inspector import choices, reading, timing
-from llmtrain.inspector.arrays import rounded, unpacked
+from llmtrain.inspector.arrays import unpacked
 from llmtrain.inspector.recording import Recording
 from llmtrain.inspector.tokens import piece_text, token_rows, vocabulary
 from llmtrain.model import parameter_count
@@ -158,5 +158,3 @@ def _mentioned(found: Mapping[str, Any]) -> set[int]:
     for layer in found["layer_lens"]["layers"]:
         ids.update(unpacked(layer["ids"]).flatten().tolist())
     return ids
-
-

@@ -54,7 +54,9 @@ def embedding(model: Transformer, ids: Sequence[int], adapter: ModelDelta | None
     distinct = sorted(set(ids))
     rows = table[torch.tensor(distinct, device=table.device)].float()  # (n, C)
     directions = torch.nn.functional.normalize(rows, dim=-1)
-    likeness = torch.cat([directions @ torch.nn.functional.normalize(part.float(), dim=-1).mT for part in table.split(CHUNK)], 1)
+    likeness = torch.cat(
+        [directions @ torch.nn.functional.normalize(part.float(), dim=-1).mT for part in table.split(CHUNK)], 1
+    )
     own = torch.arange(len(distinct), device=table.device)
     likeness[own, torch.tensor(distinct, device=table.device)] = -torch.inf  # not its own neighbour
     near = likeness.topk(min(NEIGHBOURS, table.shape[0] - 1), dim=-1)
@@ -186,11 +188,12 @@ def layer_lens(
         adapter: As for the reading.
     """
     following = torch.tensor(list(ids[first + 1 : watched.stream[0].shape[0] + 1]))
+    candidates = min(LAYER_CANDIDATES, model.config.vocab_size)
     layers = []
     for number, stream in enumerate(watched.stream):
         logits = logits_of(model, model.model.norm(stream[first:]), adapter)  # (N, V)
         chances = logits.softmax(-1)
-        top = chances.topk(min(LAYER_CANDIDATES, chances.shape[1]), dim=-1)
+        top = chances.topk(candidates, dim=-1)
         said = chances[torch.arange(len(following)), following]
         rank = (chances[: len(following)] > said[:, None]).sum(-1) + 1
         layers.append(
@@ -203,7 +206,12 @@ def layer_lens(
                 "next_rank": packed(rank),
             }
         )
-    return {"first": first, "count": len(following), "candidates": layers and layers[0]["ids"]["shape"][1], "layers": layers}
+    return {
+        "first": first,
+        "count": len(following),
+        "candidates": candidates,
+        "layers": layers,
+    }
 
 
 @torch.inference_mode()

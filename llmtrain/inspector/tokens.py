@@ -51,7 +51,7 @@ def _text_rows(ids: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]
     rows, begin, index = [], 0, 0
     for token_id, piece in zip(ids, pieces, strict=True):
         end = begin + len(piece)
-        whole, parts = 0, []
+        whole, parts = 0, list[dict[str, Any]]()
         while index < len(spans) and spans[index][1] < end:
             character, first, behind = spans[index]
             if begin <= first and behind <= end:

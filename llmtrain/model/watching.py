@@ -93,7 +93,7 @@ def read_watched(model: Transformer, token_ids: Sequence[int], adapter: ModelDel
 def watched(model: Transformer) -> Iterator[Watched]:
     """While it is open, the one row that the model reads is written down."""
     seen = Watched()
-    attentions = [layer.self_attn for layer in model.model.layers]
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
     handles = [
         layer.register_forward_pre_hook(lambda _, args: seen.stream.append(args[0][0])) for layer in model.model.layers
     ]
@@ -106,7 +106,7 @@ def watched(model: Transformer) -> Iterator[Watched]:
         for handle in handles:
             handle.remove()
         for attention in attentions:
-            del attention._attend
+            del attention.__dict__["_attend"]
 
 
 def _watch(attention: Attention, seen: Watched) -> None:
