@@ -27,7 +27,7 @@ def document(
     """Everything about one answer.
 
     Args:
-        engine: The one that gave it, idle.
+        engine: The one that gave it; it is left alone, so that others may go on with it.
         recording: What was recorded of it.
         facts: More about the model, such as `name` and `folder`.
         measure: Run the clock over growing lengths, too: some seconds.
@@ -60,7 +60,7 @@ def document(
         "layer_lens": reading.layer_lens(model, watched, ids, first, recording.adapter),
         "checks": checks | {"logits": _replay_error(engine, recording, watched.hidden)},
     }
-    found["measured"] = timing.measure(engine, ids) if measure else None
+    found["measured"] = timing.measure(engine, recording) if measure else None
     found["left_out"] = _left_out(found, first)
     found["vocabulary"] = vocabulary(tokenizer, config.vocab_size, _mentioned(found))
     return found

@@ -1,6 +1,6 @@
 """Clocks: the same work with and without the key/value cache, and the first token against the prompt's length.
 
-Everything is measured on the engine that answered: a prompt of n tokens, read whole, gives the first token after n and
+Everything is measured by an engine of its own, made for one request like the one that answered: a prompt of n tokens, read whole, gives the first token after n and
 what the next ones take with n in the cache; reading it whole for every token is what a model without a cache would do.
 """
 
@@ -40,28 +40,33 @@ def cache_facts(engine: Engine, recording: Recording, dtype: str) -> dict[str, A
     }
 
 
-def measure(engine: Engine, ids: Sequence[int], adapter: str | None = None) -> dict[str, Any]:
+def measure(engine: Engine, recording: Recording) -> dict[str, Any]:
     """Times at growing lengths, up to the engine's context.
 
     Args:
-        engine: Idle.
-        ids: The text whose beginnings are read; it is repeated where it is too short.
-        adapter: As for the answer.
+        engine: The one that answered; it is left alone.
+        recording: Whose text is read, repeated where it is too short, and with whose adapter.
 
     Returns:
         For each length in tokens: seconds to the first token, seconds of each next one with the cache, and seconds of
         one without it; each the median of several.
     """
-    lengths = lengths_up_to(engine.max_length - STEPS, len(ids))
+    ids = recording.ids
+    own = Engine(engine.model, engine.tokenizer, max_rows=1, max_length=engine.max_length)
+    adapter = None
+    if recording.adapter is not None:
+        adapter = "the answer's"
+        own.add_adapter(adapter, recording.adapter)
+    lengths = lengths_up_to(own.max_length - STEPS, len(ids))
     began = now = time.perf_counter()
     found: list[dict[str, Any]] = []
     if lengths:
-        _at_length(engine, ids, lengths[0], adapter)  # what comes first pays for what is made once
+        _at_length(own, ids, lengths[0], adapter)  # what comes first pays for what is made once
     for length in lengths:
         before, now = now, time.perf_counter()
         if now - began + 4 * (now - before) > PATIENCE:
             break
-        found.append(_at_length(engine, ids, length, adapter))
+        found.append(_at_length(own, ids, length, adapter))
     return {"rounds": ROUNDS, "steps": STEPS, "stopped_early": len(found) < len(lengths), "lengths": found}
 
 
