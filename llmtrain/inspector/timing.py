@@ -1,7 +1,8 @@
 """Clocks: the same work with and without the key/value cache, and the first token against the prompt's length.
 
-Everything is measured by an engine of its own, made for one request like the one that answered: a prompt of n tokens, read whole, gives the first token after n and
-what the next ones take with n in the cache; reading it whole for every token is what a model without a cache would do.
+Everything is measured by an engine of its own, made for one request like the one that answered. A prompt of n tokens,
+read whole, gives the first token after n, and what each next one takes with n in the cache; reading the whole text
+again for every token is what a model without a cache would do.
 """
 
 from __future__ import annotations

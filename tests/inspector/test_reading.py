@@ -107,7 +107,7 @@ def test_the_first_layer_of_the_lens_is_the_embedding(engine):
 
 
 def test_neighbours_are_the_nearest_by_cosine_and_not_the_token_itself(engine):
-    table = engine.model.model.embed_tokens.weight
+    table = engine.model.model.embed_tokens.weight.detach()
     with torch.no_grad():
         table[101] = 3 * table[100]
         table[102] = -table[100]
