@@ -65,7 +65,7 @@ def _entry(recording: Recording, index: int, count: int) -> dict[str, Any]:
         chances = torch.zeros_like(chances)
         chances[greedy] = 1.0
     listed = logits.topk(min(LISTED, int(logits.isfinite().sum()))).indices.tolist()
-    before = recording.steps[index - 1].seconds if index else 0.0
+    took = step.seconds - recording.steps[index - 1].seconds if index else recording.completion.ttft_seconds or 0.0
     return {
         "step": index,
         "position": len(recording.prompt_ids) + index,
@@ -75,7 +75,7 @@ def _entry(recording: Recording, index: int, count: int) -> dict[str, Any]:
         "rank": int((logits > logits[token]).sum()) + 1,
         "kept": 1 if recording.params.greedy else int(after.isfinite().sum()),
         "entropy": rounded(float(-(own.exp() * own).nan_to_num(0.0).sum())),
-        "seconds": rounded(step.seconds - before),
+        "seconds": rounded(took),
         "candidates": [_candidate(each, logits, own, chances) for each in listed]
         + ([] if token in listed else [_candidate(token, logits, own, chances)]),
         "scores": _scores(logits, count),

@@ -27,7 +27,7 @@ class Step:
     Attributes:
         logits: (V,) fp32, as the model gave them.
         uniform: The number that was drawn; None for greedy.
-        seconds: When the token was chosen, since the request was submitted.
+        seconds: When the token was chosen, since the recorder was made.
     """
 
     logits: Tensor

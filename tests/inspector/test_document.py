@@ -124,7 +124,8 @@ def test_bytes_of_cache_are_those_of_the_cache(engine):
     assert facts["allocated_bytes"] == engine.stats.cache_bytes
     assert facts["ttft_seconds"] == pytest.approx(recording.completion.ttft_seconds, rel=1e-4)
     steps = document(engine, recording, measure=False)["steps"]
-    assert sum(step["seconds"] for step in steps) <= recording.completion.seconds
+    assert steps[0]["seconds"] == facts["ttft_seconds"]
+    assert 0 < sum(step["seconds"] for step in steps) <= 1.1 * recording.completion.seconds
 
 
 def test_the_clock_runs_over_growing_lengths_and_leaves_the_engine_alone(engine):

@@ -41,7 +41,7 @@ def test_a_chat_is_asked_in_its_markers(folder, byte_tok):
     results, found = run(folder, "prompt=hi", "chat=true", "sampling=greedy")
     assert results["prompt"] == "hi"
     special = [token["text"] for token in found["tokens"] if token["special"] and token["source"] == "prompt"]
-    assert special == ["<|user|>", "<|end|>", "<|assistant|>"]
+    assert special == ["<|user|>", "<|assistant|>"]
     assert found["prompt"].startswith("<|user|>hi")
 
 
