@@ -61,6 +61,19 @@ function headPicker(place) {
   }));
 }
 
+// The head to begin with: the one that looks hardest at something other than itself and the beginning.
+function tellingHead() {
+  const { layers, count } = recording.heads;
+  let best = { layer: 0, head: 0 };
+  let most = -1;
+  layers.forEach((heads, layer) => heads.forEach((head, index) => {
+    let sum = 0;
+    for (let from = 2; from < Math.min(count, 64); from += 1) sum += Math.max(...head.row(from).subarray(1, from));
+    if (sum > most) [best, most] = [{ layer, head: index }, sum];
+  }));
+  return best;
+}
+
 // The triangle of one head. `show(head, size, written, row)`: size tokens a side, rows from `written` on still empty.
 function matrixView(peek) {
   const drawn = canvas(1, 1, "", null);
@@ -189,7 +202,7 @@ const attentionPart = {
       column = row !== null && over >= 0 && over <= row ? over : null;
       render();
     });
-    const overText = h("div", { class: "card" });
+    const overText = h("div", { class: "card stack" });
     const showText = textView(overText, (position) => {
       const row = position === null ? null : position - first;
       peeked = row !== null && row >= 0 && row < Math.min(count, last() + 1 - first) ? row : null;
@@ -198,7 +211,7 @@ const attentionPart = {
     });
     const showPicker = headPicker(pick);
     overText.prepend(reading);
-    place.append(h("div", { class: "card attention" }, pick,
+    place.append(h("div", { class: "card heads" }, pick,
       h("div", { class: "stack" }, title, matrix.frame, h("div", { class: "row" }, scaleLegend("scale"), h("span", { class: "note" }, `↓ ${say("rows")} · → ${say("columns")}`)), shared)),
     overText);
     if (first > 0) place.append(h("p", { class: "note" }, say("windowed", first)));
