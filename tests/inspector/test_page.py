@@ -124,7 +124,12 @@ def _token(text: str, token: int, place: int, prompt: int, read: int) -> dict[st
 
 
 def _positions(kind: str, read: int) -> dict[str, Any]:
-    distance = {"furthest": 63, "places": [0, 9], "products": [packed(torch.linspace(1, 0.2, 64))] * 2, "largest_difference": 1e-6}
+    distance = {
+        "furthest": 63,
+        "places": [0, 9],
+        "products": [packed(torch.linspace(1, 0.2, 64))] * 2,
+        "largest_difference": 1e-6,
+    }
     if kind == "sinusoidal":
         return {"kind": kind, "first": 0, "count": read, "vectors": packed(torch.randn(read, 64)), "distance": distance}
     frequencies = 10_000.0 ** -(torch.arange(8) / 8)
@@ -150,7 +155,13 @@ def _step(step: int, ids: list[int], prompt: int, settings: dict[str, Any], top:
     listed = logits.topk(12).indices.tolist()
     listed += [each for each in (chosen,) if each not in listed]
     kept = logits.topk(top or VOCAB).indices.sort().values
-    scores = {"kind": "top", "ids": packed(kept), "logits": packed(logits[kept]), "rest": VOCAB - len(kept), "rest_logsumexp": 0.0}
+    scores = {
+        "kind": "top",
+        "ids": packed(kept),
+        "logits": packed(logits[kept]),
+        "rest": VOCAB - len(kept),
+        "rest_logsumexp": 0.0,
+    }
     return {
         "step": step, "position": prompt + step, "token": chosen, "greedy": int(logits.argmax()),
         "uniform": None if settings["greedy"] else float(uniform), "rank": 1, "kept": 9, "entropy": 1.0, "seconds": 0.003,
@@ -195,7 +206,9 @@ class Page:
         return self.browser.find_element(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        return self.script("return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector)
+        return self.script(
+            "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
+        )
 
     def press(self, selector: str) -> None:
         self.script("document.querySelector(arguments[0]).click()", selector)
@@ -225,7 +238,12 @@ class Page:
         assert self.script("return [...document.querySelectorAll('.part')].map((each) => each.id)") == PARTS
         assert all(self.texts(".part h2"))
         assert all(self.texts(".part .head p"))
-        assert all(count > 1 for count in self.script("return [...document.querySelectorAll('.part')].map((each) => each.children.length)"))
+        assert all(
+            count > 1
+            for count in self.script(
+                "return [...document.querySelectorAll('.part')].map((each) => each.children.length)"
+            )
+        )
         text = self.script("return document.body.innerText")
         assert not re.search(r"\b(undefined|NaN|Infinity|null)\b|\{\d\}", text)
         self.narrow_enough()
@@ -294,7 +312,15 @@ def test_step_and_play_carry_every_part_along(page):
     document = made()
     page.open(document)
     prompt = len(document["tokens"]) - document["answer_tokens"]
-    shown = ["#strip .at", ".token-detail", "#embedding .card", "#position h3", "#choice .after", "#layers h3", "#cache .facts"]
+    shown = [
+        "#strip .at",
+        ".token-detail",
+        "#embedding .card",
+        "#position h3",
+        "#choice .after",
+        "#layers h3",
+        "#cache .facts",
+    ]
 
     def state() -> list[list[str]]:
         return [page.texts(each) for each in shown]
@@ -323,7 +349,9 @@ def test_a_token_is_looked_at_by_pointing_and_by_key(page):
     assert page.texts("#attention .reading b") == ["明"]
     page.one('#tokens .token[data-index="2"]').send_keys(Keys.ARROW_LEFT)
     assert page.texts("#strip .at") == ["前"]
-    page.script("document.querySelector('#attention .token[data-index=\"3\"]').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))")
+    page.script(
+        "document.querySelector('#attention .token[data-index=\"3\"]').dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+    )
     assert page.texts("#attention .reading b") == ["月"]
     head = page.texts("#attention h3")
     page.script("document.querySelector('.picker button[aria-pressed=false]').click()")
@@ -346,7 +374,9 @@ def test_sliders_move_the_chances_and_can_be_put_back(page):
     document = made()
     page.open(document)
     shares, drawn = page.texts(".share"), page.texts("#choice tr.drawn code")
-    assert drawn == [document["vocabulary"]["pieces"][document["steps"][0]["token"]]]  # the page draws what the run drew
+    assert drawn == [
+        document["vocabulary"]["pieces"][document["steps"][0]["token"]]
+    ]  # the page draws what the run drew
     page.move("temperature", 2)
     assert page.texts(".share") != shares
     page.move("top_k", 1)
@@ -420,7 +450,9 @@ def cases() -> list[dict[str, Any]]:
         seen = torch.randint(size, (3,), generator=generator).tolist()
         return {"logits": logits, "settings": settings, "uniform": number(), "seen": sorted(set(seen))}
 
-    return [one(2 + index % 63, index % 2 == 0) for index in range(600)] + [one(4096, index % 2 == 0) for index in range(16)]
+    return [one(2 + index % 63, index % 2 == 0) for index in range(600)] + [
+        one(4096, index % 2 == 0) for index in range(16)
+    ]
 
 
 def test_the_arithmetic_of_the_page_is_the_engines(browser):
@@ -431,7 +463,10 @@ def test_the_arithmetic_of_the_page_is_the_engines(browser):
         "const row = Float32Array.from(logits, (each) => each ?? -Infinity);"
         "const {shares, id, greedyId} = sampling.choose(row, settings, uniform, seen);"
         "return {shares: [...shares], id, greedyId}; });",
-        [{**each, "logits": [None if value == -torch.inf else value for value in each["logits"].tolist()]} for each in given],
+        [
+            {**each, "logits": [None if value == -torch.inf else value for value in each["logits"].tolist()]}
+            for each in given
+        ],
     )
     filtered = 0
     for case, result in zip(given, found, strict=True):
