@@ -5,7 +5,7 @@
 // layer and head, the sampling settings. Only `set` changes it.
 
 const PARTS = [tokensPart, embeddingPart, positionPart, attentionPart, cachePart, choicePart, loopPart, layersPart];
-const state = { step: 0, at: recording.promptLength - 1, layer: 0, head: 0, sampling: { ...recording.sampling }, playing: false };
+const state = { step: 0, at: recording.promptLength - 1, ...tellingHead(), sampling: { ...recording.sampling }, playing: false };
 const last = () => recording.promptLength + state.step - 1; // the newest token written
 const lastRead = () => Math.min(last(), recording.readLength - 1); // nothing reads the very last one
 let shows = [];
@@ -30,7 +30,8 @@ function announce() {
 
 function hero() {
   return h("div", { class: "hero" },
-    h("h1", null, say("title")), h("p", { class: "lede" }, say("lede")), h("p", { class: "keys" }, say("keys")));
+    h("h1", null, say("title")), h("p", { class: "lede" }, say("lede")),
+    h("p", { class: "line", dir: "auto" }, recording.prompt, h("em", null, recording.answer)), h("p", { class: "keys" }, say("keys")));
 }
 
 function section(part, index) {

@@ -33,7 +33,7 @@ function headPicker(place) {
   const grid = h("div", { class: "picker", role: "group", "aria-label": `${say("layer")}, ${say("head")}` });
   grid.style.gridTemplateColumns = `auto repeat(${heads}, auto)`;
   grid.append(h("span"));
-  for (let kv = 0; kv * perKv < heads; kv += 1) grid.append(h("span", { class: "kv", style: { "grid-column": `span ${perKv}` } }, `KV ${kv}`));
+  for (let kv = 0; kv * perKv < heads; kv += 1) grid.append(h("span", { class: "kv", style: { "grid-column": `span ${perKv}` } }, `KV ${kv + 1}`));
   const buttons = layers.map((all, layer) => {
     grid.append(h("span", { class: "name" }, say("layerN", layer + 1)));
     return all.map((head, index) => {
@@ -59,6 +59,19 @@ function headPicker(place) {
     button.setAttribute("aria-pressed", String(chosen));
     button.tabIndex = chosen ? 0 : -1;
   }));
+}
+
+// The head to begin with: the one that looks hardest at something other than itself and the beginning.
+function tellingHead() {
+  const { layers, count } = recording.heads;
+  let best = { layer: 0, head: 0 };
+  let most = -1;
+  layers.forEach((heads, layer) => heads.forEach((head, index) => {
+    let sum = 0;
+    for (let from = 2; from < Math.min(count, 64); from += 1) sum += Math.max(...head.row(from).subarray(1, from));
+    if (sum > most) [best, most] = [{ layer, head: index }, sum];
+  }));
+  return best;
 }
 
 // The triangle of one head. `show(head, size, written, row)`: size tokens a side, rows from `written` on still empty.
@@ -95,12 +108,14 @@ function matrixView(peek) {
     const unit = 100 / size;
     over.setAttribute("viewBox", "0 0 100 100");
     const { first } = recording.heads;
-    const font = Math.min(3.1, unit * 0.82);
+    const pixels = 100 / (drawn.clientWidth || 500); // of the view box
+    const font = Math.min(17 * pixels, unit * 0.82);
+    const all = size <= LABELLED && font >= 9.5 * pixels;
     const names = [];
     for (let index = 0; index < written; index += 1) {
-      if (size > LABELLED && index !== row) continue;
+      if (!all && index !== row) continue;
       names.push(s("text", {
-        x: (index + 1) * unit + 0.8, y: (index + 0.5) * unit, "dominant-baseline": "central", "font-size": size > LABELLED ? 3 : font,
+        x: (index + 1) * unit + 0.8, y: (index + 0.5) * unit, "dominant-baseline": "central", "font-size": all ? font : 14 * pixels,
         class: index === row ? "lit-name" : null,
       }, recording.tokens[first + index].label.slice(0, 14)));
     }
@@ -145,7 +160,7 @@ function textView(place, peek) {
     const lift = Math.min(30, 12 + Math.abs(x(a) - x(b)) * 0.07);
     return s("path", {
       d: `M${x(a)} ${y(a)}C${x(a)} ${y(a) - lift} ${x(b)} ${y(b) - lift} ${x(b)} ${y(b)}`,
-      "stroke-width": (1 + 5 * weight).toFixed(2), "stroke-opacity": Math.min(1, 0.3 + weight).toFixed(2),
+      "stroke-width": (1 + 2.5 * weight).toFixed(2), "stroke-opacity": Math.min(1, 0.3 + weight).toFixed(2),
     });
   }
 
@@ -189,7 +204,7 @@ const attentionPart = {
       column = row !== null && over >= 0 && over <= row ? over : null;
       render();
     });
-    const overText = h("div", { class: "card" });
+    const overText = h("div", { class: "card stack" });
     const showText = textView(overText, (position) => {
       const row = position === null ? null : position - first;
       peeked = row !== null && row >= 0 && row < Math.min(count, last() + 1 - first) ? row : null;
@@ -198,7 +213,7 @@ const attentionPart = {
     });
     const showPicker = headPicker(pick);
     overText.prepend(reading);
-    place.append(h("div", { class: "card attention" }, pick,
+    place.append(h("div", { class: "card heads" }, pick,
       h("div", { class: "stack" }, title, matrix.frame, h("div", { class: "row" }, scaleLegend("scale"), h("span", { class: "note" }, `↓ ${say("rows")} · → ${say("columns")}`)), shared)),
     overText);
     if (first > 0) place.append(h("p", { class: "note" }, say("windowed", first)));
@@ -209,8 +224,8 @@ const attentionPart = {
       const size = Math.min(count, Math.ceil(written / 8) * 8);
       const row = peeked ?? state.at - first;
       const there = row >= 0 && row < count;
-      title.textContent = `${say("layerN", state.layer + 1)} · ${say("headN", state.head + 1)} · KV ${head.kv}`;
-      shared.textContent = perKv > 1 ? say("group", perKv, head.kv) : say("groupNone");
+      title.textContent = `${say("layerN", state.layer + 1)} · ${say("headN", state.head + 1)} · KV ${head.kv + 1}`;
+      shared.textContent = perKv > 1 ? say("group", perKv, head.kv + 1) : say("groupNone");
       matrix.show(state, size, written, there ? row : null);
       showText(state, first + row, there ? head.row(row) : null);
       reading.replaceChildren(...(there ? described(head, row, column) : [say(row < 0 ? "notRecorded" : "notRead")]));

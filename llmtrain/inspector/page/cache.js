@@ -7,7 +7,7 @@ const cachePart = {
     const held = h("dd");
     const when = h("dt");
     const saved = model.heads > model.kv_heads ? say("mhaWould", number.bytes((cache.bytes_per_token * model.heads) / model.kv_heads)) : "";
-    place.append(h("dl", { class: "card facts" },
+    place.append(h("dl", { class: "card facts three" },
       h("div", null, h("dt", null, say("ttft")), h("dd", null, number.ms(cache.ttft_seconds))),
       h("div", null, h("dt", null, say("perToken")), h("dd", null, number.bytes(cache.bytes_per_token))),
       h("div", null, when, held),

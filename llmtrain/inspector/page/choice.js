@@ -88,7 +88,7 @@ function candidateRows(step, result) {
       h("td", { class: "figure extra" }, String(id)),
       h("td", { class: "figure" }, number.plain(result.raw[index], 2)),
       h("td", { class: "figure extra" }, own.has(id) ? number.percent(own.get(id)) : "–"),
-      h("td", { class: "wide" }, h("span", { class: "bar", style: { width: `${share * 100}%` } })),
+      h("td", { class: "wide" }, share > 0 ? h("span", { class: "bar", style: { width: `${share * 100}%` } }) : null),
       h("td", { class: "figure share" }, number.percent(share)),
       h("td", { class: "badges" }, badges));
   });

@@ -27,7 +27,7 @@ const colours = (() => {
   const STEPS = 256;
   const table = (dark) => Array.from({ length: STEPS }, (_, index) => {
     const share = index / (STEPS - 1);
-    const chroma = 0.015 + 0.115 * Math.sin(Math.PI * Math.min(1, share * 0.75 + 0.06));
+    const chroma = 0.012 + 0.118 * Math.sin(Math.PI * share * 0.8);
     return dark
       ? fromOklch(between(0.27, 0.93, share), chroma, between(262, 98, share))
       : fromOklch(between(0.965, 0.3, share), chroma, between(98, 268, share));

@@ -54,6 +54,7 @@ const recording = (() => {
     model, tokens, steps, piece,
     checks: document_.checks,
     prompt: document_.prompt,
+    answer: document_.answer,
     text: document_.prompt + document_.answer,
     promptLength: document_.prompt_tokens,
     answerLength: document_.answer_tokens,

@@ -111,11 +111,11 @@ const WORDS = {
   rest: ["{0} others", "其余 {0} 个"], restOut: ["{0} more pieces of the list", "表中另外 {0} 个词元"],
   barLabel: ["The chances end to end, in the order of the ids; the mark is the random number", "概率按编号顺序首尾相接；标记处为随机数"],
   inOrder: ["in the order of their ids", "按编号排列"],
-  own: ["model’s own", "模型自身"],
+  own: ["unfiltered", "筛选前"],
   noUniform: ["This run was greedy and drew no number: 0.5 stands in for it.", "本次运行为贪心解码，没有抽随机数：这里以 0.5 代替。"],
   same: ["the same", "相同"], chosen: ["chosen", "选中"], noDraw: ["No random number is used: the highest score wins.", "不用随机数：得分最高者胜。"],
   partialScores: ["The recording holds the first {0} of {1} scores: what is computed here leaves out the rest.", "只记录了 {1} 个得分中的前 {0} 个：这里的计算略去其余。"],
-  reached: ["was drawn in this run", "本次运行所抽"], nextAt: ["Token {0} of the answer, after", "回答的第 {0} 个词元，接在"], after: ["", "之后"],
+  reached: ["in this run", "本次运行"], nextAt: ["Token {0} of the answer, after", "回答的第 {0} 个词元，接在"], after: ["", "之后"],
   penaltyNote: ["Scores stand after the repetition penalty of {0}.", "得分已计入重复惩罚 {0}。"],
 
   // Loop
