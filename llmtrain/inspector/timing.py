@@ -82,12 +82,12 @@ def lengths_up_to(most: int, own: int) -> list[int]:
 def _at_length(engine: Engine, ids: Sequence[int], length: int, adapter: str | None) -> dict[str, Any]:
     text = [ids[place % len(ids)] for place in range(length)]
     firsts, nexts, wholes = [], [], []
-    for turn in range(ROUNDS):
-        seen = _timed(engine, _fresh(engine, text, length, turn), STEPS, adapter)
+    for _ in range(ROUNDS):
+        seen = _timed(engine, _fresh(engine, text, 1), STEPS, adapter)
         firsts.append(seen[0])
         nexts += [after - before for before, after in pairwise(seen)]
         # Without a cache the next token costs a reading of all the text, the newest token too.
-        wholes.append(_timed(engine, _fresh(engine, [*text, text[0]], length, ROUNDS + turn), 1, adapter)[0])
+        wholes.append(_timed(engine, _fresh(engine, [*text, text[0]], 2), 1, adapter)[0])
     return {
         "tokens": length,
         "ttft_seconds": rounded(median(firsts)),
@@ -96,9 +96,11 @@ def _at_length(engine: Engine, ids: Sequence[int], length: int, adapter: str | N
     }
 
 
-def _fresh(engine: Engine, text: Sequence[int], length: int, turn: int) -> list[int]:
-    """The text with another first token, so that no row holds its beginning and the engine must read all of it."""
-    return [(text[0] + 1 + length * 2 * ROUNDS + turn) % engine.tokenizer.vocab_size, *text[1:]]
+def _fresh(engine: Engine, text: Sequence[int], step: int) -> list[int]:
+    """The text with a first token so many ids further: the only row holds the request before this one, and must not
+    hold this one's beginning, which the engine would not read again.
+    """
+    return [(text[0] + step) % engine.tokenizer.vocab_size, *text[1:]]
 
 
 def _timed(engine: Engine, ids: list[int], tokens: int, adapter: str | None) -> list[float]:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from llmtrain.generation import Engine, SamplingParams
 from llmtrain.inspector import as_text, document, record, timing, unpacked
@@ -71,6 +72,16 @@ def test_every_shape_of_model_gives_a_right_document(make_engine, shape):
     assert (model["layers"], model["heads"]) == (config.num_hidden_layers, config.num_attention_heads)
     assert model["parameters"] == sum(each.numel() for each in engine.model.parameters())
     assert found["positions"]["kind"] == config.position
+
+
+def test_a_model_in_bf16_is_told_in_fp32_with_the_errors_it_has(tiny_config, byte_tok):
+    model = build_model(tiny_config(initializer_range=0.2), seed=0, dtype=torch.bfloat16).eval()
+    engine = Engine(model, byte_tok)
+    found = document(engine, record(engine, "一 token", SHORT))
+    check(found, engine)
+    assert found["model"]["dtype"] == "bfloat16"
+    assert found["cache"]["bytes_per_token"] == 2 * 2 * 2 * 2 * 16
+    assert 1e-5 < found["checks"]["output"] < 0.05
 
 
 def test_parts_of_characters_are_named_and_whole_ones_counted(engine):

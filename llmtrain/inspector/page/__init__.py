@@ -22,7 +22,13 @@ SCRIPTS = (
 )  # fmt: skip
 """The page's scripts, in the order in which they run; they share one scope."""
 
-_ESCAPES: dict[str, str | int | None] = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES: dict[str, str | int | None] = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 
 
 def render(document: dict[str, Any]) -> str:
