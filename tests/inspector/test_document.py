@@ -164,11 +164,17 @@ def test_size_at_the_default_models_shape_and_with_a_thousand_tokens(byte_tok):
         num_key_value_heads=3, initializer_range=0.1,
     )  # fmt: skip
     engine = Engine(build_model(config, seed=0).eval(), byte_tok, max_rows=1)
-    found = document(engine, record(engine, "床前明月光，疑是", SamplingParams(max_new_tokens=64)), measure=False)
+    found = document(
+        engine,
+        record(engine, "床前明月光，疑是", SamplingParams(seed=1, max_new_tokens=64, ignore_eos=True)),
+        measure=False,
+    )
     check(found, engine)
     assert set(found["left_out"].values()) == {0}
     assert len(render(found).encode()) < 5_000_000
-    long = document(engine, record(engine, "a" * 1000, SamplingParams(max_new_tokens=20)), measure=False)
+    long = document(
+        engine, record(engine, "a" * 1000, SamplingParams(seed=1, max_new_tokens=20, ignore_eos=True)), measure=False
+    )
     check(long, engine)
     assert long["read_tokens"] == 1019
     assert long["attention"]["first"] == long["layer_lens"]["first"] == long["left_out"]["attention_before"] > 0
