@@ -141,7 +141,7 @@ const WORDS = {
   madeBy: ["{0} · {1} on {2} · largest difference between the scores of the run and those of the reading shown here: {3}",
     "{0} · {1}，{2} · 运行时的得分与此处所示重读的得分之间的最大差异：{3}"],
   parameters: ["{0} parameters", "{0} 参数"],
-  shape: ["{0} layers, {1} heads, {2} KV heads", "{0} 层，{1} 个头，{2} 个 KV 头"],
+  shape: ["layers {0}, heads {1}, KV heads {2}", "{0} 层，{1} 个头，{2} 个 KV 头"],
 };
 
 // ---- What is remembered ----
