@@ -82,7 +82,6 @@ const WORDS = {
   notRead: ["The last token was never read: nothing had to follow it.", "最后一个词元没有被读过：后面不再需要什么。"],
   notRecorded: ["not recorded for this token", "此词元没有记录"],
 
-
   // Cache
   ttft: ["Time to first token", "首个词元用时"], perToken: ["cache per token", "每词元缓存"], inAll: ["cache now", "当前缓存"],
   afterStep: ["after {0} tokens", "{0} 个词元后"], cacheFormula: ["2 (key and value) × {0} (layers) × {1} (KV heads) × {2} (head size) × {3} (bytes)", "2（键与值）× {0} 层 × {1} 个 KV 头 × {2} 个数 × {3} 字节"],
