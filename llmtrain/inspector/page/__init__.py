@@ -22,13 +22,7 @@ SCRIPTS = (
 )  # fmt: skip
 """The page's scripts, in the order in which they run; they share one scope."""
 
-_ESCAPES: dict[str, str | int | None] = {
-    "<": "\\u003c",
-    ">": "\\u003e",
-    "&": "\\u0026",
-    "\u2028": "\\u2028",
-    "\u2029": "\\u2029",
-}
+_ESCAPES = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
 
 
 def render(document: dict[str, Any]) -> str:
@@ -62,7 +56,7 @@ def embedded(document: dict[str, Any]) -> str:
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # A lone surrogate cannot be encoded as UTF-8; escaped it can.
     text = re.sub("[\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text)
-    return text.translate(str.maketrans(_ESCAPES))
+    return text.translate(_ESCAPES)
 
 
 def _source(name: str) -> str:

@@ -12,12 +12,12 @@ const chart = (() => {
     return Array.from({ length: last - first + 1 }, (_, index) => Number(((first + index) * step).toPrecision(12)));
   }
 
-  const WIDTH = 480;
+  const width_ = () => (innerWidth < 600 ? 350 : 480); // texts keep their size on a phone
   const HEIGHT = 250;
   const EDGES = { left: 58, right: 14, top: 26, bottom: 42 };
 
   // lines: [{points: [[x, y], …], name, second, area, dots}]; now: an x to mark; fromZero: the y axis begins at 0.
-  function lines(series, { x: xName, y: yName, format = String, label, now = null, fromZero = true, width = WIDTH, height = HEIGHT }) {
+  function lines(series, { x: xName, y: yName, format = String, label, now = null, fromZero = true, width = width_(), height = HEIGHT }) {
     const all = series.flatMap((each) => each.points);
     const [xs, ys] = [0, 1].map((index) => all.map((point) => point[index]));
     const xTicks = ticks(Math.min(...xs), Math.max(...xs), 5).filter(Number.isInteger);

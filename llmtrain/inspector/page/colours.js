@@ -35,11 +35,15 @@ const colours = (() => {
   const tables = { light: table(false), dark: table(true) };
   const rgb = (share) => tables[settings.dark() ? "dark" : "light"][Math.round(Math.min(Math.max(share, 0), 1) * (STEPS - 1))];
 
+  const luminance = (channels) => channels.map((each) => each / 255)
+    .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+
   return {
     rgb,
     css: (share) => `rgb(${rgb(share).join(" ")})`,
-    // Ink that can be read on that colour.
-    ink: (share) => ((share > 0.45) === settings.dark() ? "#15171a" : "#ffffff"),
+    // Ink that can be read on that colour: at a luminance of 0.179 black and white have the same contrast, 4.6.
+    ink: (share) => (luminance(rgb(share)) > 0.179 ? "#000000" : "#ffffff"),
     TINTS: 5,
   };
 })();

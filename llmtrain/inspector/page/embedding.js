@@ -23,7 +23,7 @@ const embeddingPart = {
     const { embedding } = recording;
     const row = h("div", { class: "card stack" });
     const near = h("div", { class: "card stack" });
-    place.append(h("div", { class: "two" }, row, near), h("p", { class: "note" }, say(embedding.tied ? "tied" : "untied")));
+    place.append(h("div", { class: "two" }, row, near));
     return (now, before) => {
       const token = recording.tokens[now.at];
       if (before && recording.tokens[before.at].id === token.id) return;
@@ -39,7 +39,8 @@ const embeddingPart = {
         h("div", { class: "row" }, h("span", { class: `quote tint-${now.at % colours.TINTS}` }, shown(token)), h("span", { class: "note" }, `→ [${[...found.row.slice(0, 4)].map((each) => number.plain(each, 3)).join(", ")}, …]`)),
         stripes([...found.row], say("rowLabel")),
         h("p", { class: "legend" }, h("span", { class: "swatch low" }), number.plain(-most, 2), h("span", { class: "swatch zero" }), "0",
-          h("span", { class: "swatch high" }), number.plain(most, 2), h("span", { class: "push" }, `${say("norm")} ${number.plain(found.norm, 2)}`)));
+          h("span", { class: "swatch high" }), number.plain(most, 2), h("span", { class: "push" }, `${say("norm")} ${number.plain(found.norm, 2)}`)),
+        h("p", { class: "note tied" }, say(embedding.tied ? "tied" : "untied")));
       near.replaceChildren(h("h3", null, `${say("neighbours")} · ${say("cosine")}`),
         h("div", { class: "bars" }, found.neighbours.map(({ id, cosine }) => [
           h("span", { class: "name" }, shown(recording.piece(id))),

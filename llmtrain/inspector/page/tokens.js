@@ -1,14 +1,17 @@
 // Part 1, and tokens wherever they stand on the page: a button each, tinted in turn, signs for what has no letter.
 
 const SIGNS = { "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽" };
+const UNSEEN = /([\x00-\x1f\x7f\u00a0\u200b\u200c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff])/u;
 
 // A token's text as nodes. Control characters become signs; bytes that are no whole character stand as hex digits.
 function shown(token) {
   if (token.special) return [h("span", { class: "sign" }, token.text || `#${token.id}`)];
   if (token.text === null) return [h("span", { class: "sign" }, token.bytes.map(hex).join(" "))];
-  return token.text.split(/([\x00-\x1f\x7f\u00a0\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff])/u).filter(Boolean).map((part) => {
+  // A joiner inside an emoji does its work; alone it would not be seen.
+  const parts = token.text === "\u200d" ? [token.text] : token.text.split(UNSEEN).filter(Boolean);
+  return parts.map((part) => {
     if (part in SIGNS) return h("span", { class: "sign" }, SIGNS[part]);
-    if (/^[\x00-\x1f\x7f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]$/u.test(part)) {
+    if (part === "\u200d" || UNSEEN.test(part)) {
       return h("span", { class: "sign" }, `U+${part.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
     }
     return part;
@@ -62,8 +65,15 @@ function tokenButtons(place, name) {
       current = now.at;
       list[current].classList.add("at");
       list[current].tabIndex = 0;
+      if (place.scrollHeight > place.clientHeight + 4 && place.clientHeight) keepInView(place, list[current]);
     },
   };
+}
+
+function keepInView(scroller, element) {
+  const [outer, inner] = [scroller.getBoundingClientRect(), element.getBoundingClientRect()];
+  if (inner.top >= outer.top && inner.bottom <= outer.bottom) return;
+  scroller.scrollBy({ top: (inner.top + inner.bottom - outer.top - outer.bottom) / 2, behavior: "instant" });
 }
 
 // ---- The part ----

@@ -9,7 +9,6 @@ const WORDS = {
   theme: ["Light or dark", "浅色或深色"], parts: ["Parts", "各部分"], skip: ["Skip to the text", "跳到正文"],
   keys: ["← → one token back or on · space plays · point at or tap a token to look closer",
     "← → 后退或前进一个词元 · 空格播放 · 指向或点按词元细看"],
-
   tokens: ["Tokens", "词元"],
   tokensSay: ["A model reads no letters: the text is cut into pieces from a fixed list, and each piece is a number.",
     "模型不认字：文本先按一张固定的表切成小块，每一块对应一个编号。"],
@@ -38,7 +37,7 @@ const WORDS = {
     "如果在这一层就得开口：把最后的打分步骤用在每一层已有的结果上。"],
 
   // Tokens
-  prompt: ["prompt", "提示"], answer: ["answer", "回答"], promptAndAnswer: ["Prompt and answer", "提示与回答"],
+  promptAndAnswer: ["Prompt and answer", "提示与回答"],
   tokensCount: ["{0} tokens · {1} characters · {2} bytes · {3} characters per token", "{0} 个词元 · {1} 个字符 · {2} 字节 · 每词元 {3} 个字符"],
   id: ["id", "编号"], bytes: ["bytes", "字节"], characters: ["characters", "字符"], piece: ["piece", "词元"], at: ["position", "位置"],
   special: ["a control token, not text", "控制词元，不是文本"],
@@ -57,7 +56,6 @@ const WORDS = {
   tied: ["The output layer uses the same table: a token scores high when the last state points its way.",
     "输出层用的是同一张表：最后的状态越指向某一行，那个词元得分越高。"],
   untied: ["The output layer has a table of its own.", "输出层另有一张自己的表。"],
-  fewer: ["smaller", "小"], more: ["larger", "大"], zero: ["0", "0"],
   rowLabel: ["The embedding row of this token, one stripe for each figure", "这个词元的嵌入行，每个数一条色带"],
 
   // Position
@@ -71,26 +69,22 @@ const WORDS = {
   dimension: ["dimension", "维"],
 
   // Attention
-  layer: ["layer", "层"], head: ["head", "头"], layerN: ["Layer {0}", "第 {0} 层"], headN: ["Head {0}", "头 {0}"], allHeads: ["Mean of the heads", "各头平均"],
+  layer: ["layer", "层"], head: ["head", "头"], layerN: ["Layer {0}", "第 {0} 层"], headN: ["Head {0}", "头 {0}"],
   group: ["These {0} heads share one set of keys and values (KV head {1}).", "这 {0} 个头共用一组键和值（KV 头 {1}）。"],
   groupNone: ["Every head has keys and values of its own.", "每个头都有自己的键和值。"],
   looks: ["The text, coloured by how much is looked at", "文本，颜色表示受关注的程度"], lookingAt: ["looks at", "看向"], earlier: ["earlier text", "更早的文本"],
   entropyBits: ["entropy {0} bits", "熵 {0} 比特"],
   entropySay: ["0: all on one token; {0}: evenly over all that can be seen. Mean over the tokens shown.", "0：全部落在一个词元；{0}：平均分给所有可见的词元。为所示词元的平均值。"],
-  future: ["not yet written", "尚未写出"],
   rows: ["who looks (rows)", "谁在看（行）"], columns: ["at whom (columns)", "看向谁（列）"],
   matrixLabel: ["Attention weights of layer {0}, head {1}: {2} by {2} tokens; above the diagonal nothing", "第 {0} 层头 {1} 的注意力权重：{2}×{2} 词元；对角线以上为空"],
-  pin: ["Choose a token above, or point at a row.", "在上方选一个词元，或指向某一行。"],
   scale: ["weight", "权重"],
-  clipped: ["Recorded for the first {0} tokens.", "只记录了前 {0} 个词元。"],
   windowed: ["A long text: weights were kept from position {0} on.", "文本较长：只保留了位置 {0} 之后的权重。"],
   notRead: ["The last token was never read: nothing had to follow it.", "最后一个词元没有被读过：后面不再需要什么。"],
   notRecorded: ["not recorded for this token", "此词元没有记录"],
-  strongest: ["strongest", "最强"],
 
   // Cache
   ttft: ["Time to first token", "首个词元用时"], perToken: ["cache per token", "每词元缓存"], inAll: ["cache now", "当前缓存"],
-  afterStep: ["after {0} tokens", "{0} 个词元后"], cacheFormula: ["2 (key and value) × {0} layers × {1} KV heads × {2} figures × {3} bytes", "2（键与值）× {0} 层 × {1} 个 KV 头 × {2} 个数 × {3} 字节"],
+  afterStep: ["after {0} tokens", "{0} 个词元后"], cacheFormula: ["2 (key and value) × {0} (layers) × {1} (KV heads) × {2} (head size) × {3} (bytes)", "2（键与值）× {0} 层 × {1} 个 KV 头 × {2} 个数 × {3} 字节"],
   ttftAgainst: ["Time to first token against prompt length", "首个词元用时与提示长度"], promptLength: ["prompt length in tokens", "提示长度（词元）"],
   timeAgainst: ["Time per token, with and without the cache", "有无缓存时每词元的用时"], length: ["text so far in tokens", "已有文本（词元）"],
   withCache: ["with cache", "有缓存"], withoutCache: ["without", "无缓存"], growth: ["Cache as the text grows", "缓存随文本增长"],
@@ -108,12 +102,11 @@ const WORDS = {
   logit: ["score", "得分"], probability: ["chance", "概率"], candidate: ["candidate", "候选"],
   droppedBy: ["out: {0}", "被 {0} 去掉"], kept: ["{0} of {1} pieces are left", "{1} 个词元中留下 {0} 个"],
   uniform: ["random number {0}", "随机数 {0}"], drawnIs: ["sampled", "抽样所得"], greedyIs: ["greedy", "贪心所得"],
-  rest: ["{0} others", "其余 {0} 个"], restOut: ["{0} more pieces of the list", "表中另外 {0} 个词元"],
   barLabel: ["The chances end to end, in the order of the ids; the mark is the random number", "概率按编号顺序首尾相接；标记处为随机数"],
   inOrder: ["in the order of their ids", "按编号排列"],
   own: ["unfiltered", "筛选前"],
   noUniform: ["This run was greedy and drew no number: 0.5 stands in for it.", "本次运行为贪心解码，没有抽随机数：这里以 0.5 代替。"],
-  same: ["the same", "相同"], chosen: ["chosen", "选中"], noDraw: ["No random number is used: the highest score wins.", "不用随机数：得分最高者胜。"],
+  noDraw: ["No random number is used: the highest score wins.", "不用随机数：得分最高者胜。"],
   partialScores: ["The recording holds the first {0} of {1} scores: what is computed here leaves out the rest.", "只记录了 {1} 个得分中的前 {0} 个：这里的计算略去其余。"],
   reached: ["in this run", "本次运行"], nextAt: ["Token {0} of the answer, after", "回答的第 {0} 个词元，接在"], after: ["", "之后"],
   penaltyNote: ["Scores stand after the repetition penalty of {0}.", "得分已计入重复惩罚 {0}。"],
@@ -133,15 +126,13 @@ const WORDS = {
   p: ["chance {0}", "概率 {0}"], stepTime: ["time", "用时"], table: ["Step by step", "逐步记录"], uniformShort: ["random", "随机数"], rank: ["rank", "名次"],
 
   // Layers
-  would: ["would say", "会说"], afterLayer: ["after layer {0}", "第 {0} 层之后"], beforeLayers: ["before any layer", "进入各层之前"],
-  finalRank: ["rank of the final first choice", "最终首选的名次"], finalLayer: ["final", "最终"],
+  afterLayer: ["after layer {0}", "第 {0} 层之后"], beforeLayers: ["before any layer", "进入各层之前"],
   layersAt: ["At {0} (position {1}): what comes next?", "在 {0}（位置 {1}）：下一个是什么？"],
   actual: ["what came", "实际的下一个"],
-
   madeBy: ["{0} · {1} on {2} · largest difference between the scores of the run and those of the reading shown here: {3}",
     "{0} · {1}，{2} · 运行时的得分与此处所示重读的得分之间的最大差异：{3}"],
   parameters: ["{0} parameters", "{0} 参数"],
-  shape: ["{0} layers, {1} heads, {2} KV heads", "{0} 层，{1} 个头，{2} 个 KV 头"],
+  shape: ["layers {0}, heads {1}, KV heads {2}", "{0} 层，{1} 个头，{2} 个 KV 头"],
 };
 
 // ---- What is remembered ----
