@@ -1,7 +1,7 @@
 # One target for each thing to do; `make` alone lists them. The first call sets up .venv and stays quiet about it later.
 #
 #   ARGS="key=value …"   settings for any command, quoted as in a shell; all keys: .venv/bin/llmtrain <command> --help
-#   PROMPT="…"           the text for generate and tokenize; it arrives as typed, `$` included
+#   PROMPT="…"           the text for generate, inspect and tokenize; it arrives as typed, `$` included
 #   PYTHON=…             the Python to build .venv with (3.11 or newer)
 #   TORCH_INDEX=…        the package index to take torch from, for another build than pip's own choice
 
@@ -18,7 +18,7 @@ PIP_PEERS := $(PEERS)/bin/python -m pip install -qq --disable-pip-version-check 
 # Several processes at once, the tests of one file in one: they share what the file starts.
 TESTS := $(RUN) -m pytest -q -n auto --maxprocesses 8 --dist loadfile
 TORCH := $(shell sed -n '/^torch==/p' constraints.txt)
-COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare report generate chat serve show-batch verify-resume bench smoke
+COMMANDS := prepare tokenizer tokenize plan pretrain finetune evaluate compare report generate inspect chat serve show-batch verify-resume bench smoke
 
 # Free text must not meet make's own `$` or the shell: it is taken as it stands and goes by the environment.
 ifeq ($(origin ARGS),command line)
@@ -26,7 +26,7 @@ override ARGS := $(value ARGS)
 endif
 ifeq ($(origin PROMPT),command line)
 override PROMPT := $(value PROMPT)
-generate tokenize: export LLMTRAIN_PROMPT := $(PROMPT)
+generate inspect tokenize: export LLMTRAIN_PROMPT := $(PROMPT)
 endif
 unexport ARGS PROMPT
 $(COMMANDS) bench-memory bench-memory-training bench-generate bench-peers: export LLMTRAIN_ARGS := $(ARGS)
@@ -82,6 +82,9 @@ report: $(STAMP) ## a page of training runs, overlaid: ARGS="runs/pretrain/first
 
 generate: $(STAMP) ## continue PROMPT="…" with the latest model
 	@$(RUN) scripts/generate.py
+
+inspect: $(STAMP) ## show all that happens between PROMPT="…" and its answer, on a page
+	@$(RUN) scripts/inspect_prompt.py
 
 chat: $(STAMP) ## talk with the latest model fine-tuned for it
 	@$(RUN) scripts/chat.py

@@ -5,12 +5,15 @@ The rest is in pyproject.toml, whose own syntax can either find packages or plac
 
 from setuptools import find_packages, setup
 
+PAGE = ["*.html", "*.css", "*.js"]
+
 setup(
     packages=[*find_packages(include=["llmtrain", "llmtrain.*"]), "llmtrain.configs"],
     package_dir={"llmtrain.configs": "configs"},
     package_data={
         "llmtrain.configs": ["**/*.yaml"],
-        "llmtrain.serve.page": ["*.html", "*.css", "*.js"],
-        "llmtrain.report": ["*.css", "*.js"],
+        "llmtrain.inspector.page": PAGE,
+        "llmtrain.report": PAGE,
+        "llmtrain.serve.page": PAGE,
     },
 )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from llmtrain.generation.loop import DecodeLoop
+from llmtrain.generation.observing import StepObserver
 from llmtrain.generation.params import SamplingParams
 from llmtrain.generation.request import GenerationRequest, Request, ScoreRequest
 from llmtrain.generation.results import Completion, EngineStats, Event, Score
@@ -189,8 +190,9 @@ class Engine:
         logprobs: bool = False,
         streamed: bool = False,
         adapter: str | None = None,
+        observer: StepObserver | None = None,
     ) -> GenerationRequest:
-        """Put one prompt into the queue; its `completion` is set when it is finished.
+        """Put one prompt into the queue; its `completion` is set when it is finished. An `observer` sees each step.
 
         Raises:
             ValueError: The prompt is empty, too long, or has ids outside the vocabulary; a setting does not fit; or the
@@ -223,6 +225,7 @@ class Engine:
             candidates=candidates,
             logprobs=logprobs,
             streamed=streamed,
+            observer=observer,
         )
         self._loop.waiting.append(request)
         return request

@@ -208,7 +208,7 @@ class DecodeLoop:
         ids = choose(logits + self._excluded, settings, uniform, seen)  # (N,)
         if settings.penalty is not None:
             self._rows.note_tokens(rows, ids)
-        details = self._details(requests, logits, ids)
+        details = self._details(requests, logits, ids, uniform)
         done = []
         for row, request, token_id, detail in zip(rows, requests, ids.tolist(), details, strict=True):
             if request.accept(token_id, *detail):
@@ -218,11 +218,18 @@ class DecodeLoop:
         return done
 
     def _details(
-        self, requests: list[GenerationRequest], logits: Tensor, ids: Tensor
+        self, requests: list[GenerationRequest], logits: Tensor, ids: Tensor, uniform: Tensor | None
     ) -> list[tuple[()] | tuple[float, Likely]]:
-        """Per row: the chosen token's log-probability and the likeliest tokens, or nothing where nobody asked."""
+        """Per row: the chosen token's log-probability and the likeliest tokens, or nothing where nobody asked.
+
+        Observers are told here, too.
+        """
         if not any(request.wants_details for request in requests):
             return [()] * len(requests)
+        for row, request in enumerate(requests):
+            if request.observer is not None:
+                drawn = None if uniform is None or request.params.greedy else float(uniform[row])
+                request.observer(logits[row], self._excluded, drawn)
         logprobs = logits.log_softmax(dim=-1)  # over all V, as in training and in scoring
         chosen = logprobs.gather(-1, ids.clamp(min=0).unsqueeze(-1)).squeeze(-1).tolist()
         top = (logprobs + self._excluded).topk(max(request.candidates for request in requests), dim=-1)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from llmtrain.generation.detokenizer import StreamingDetokenizer
+from llmtrain.generation.observing import StepObserver
 from llmtrain.generation.params import SamplingParams
 from llmtrain.generation.results import Candidate, Completion, Event, FinishReason, Score
 from llmtrain.model import ModelDelta
@@ -38,6 +39,7 @@ class GenerationRequest:
         candidates: How many most likely tokens to report per step.
         logprobs: Whether to report the log-probability of each token.
         streamed: Whether somebody reads `events`.
+        observer: Told of every step.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class GenerationRequest:
         candidates: int = 0,
         logprobs: bool = False,
         streamed: bool = False,
+        observer: StepObserver | None = None,
     ):
         self.input_ids = list(prompt_ids)
         self.params = params
         self.candidates = candidates
         self.logprobs = logprobs
+        self.observer = observer
         self.token_ids: list[int] = []
         self.adapter = adapter
         self.fed = 0  # prompt tokens that are in the cache
@@ -68,7 +72,7 @@ class GenerationRequest:
         self.seed = secrets.randbits(32) if params.seed is None else params.seed
         # Python promises the same random() for the same seed in every version; one call per token costs 50 ns.
         self._uniform = random.Random(self.seed).random
-        self._stop_ids = stop_ids
+        self.stop_ids = stop_ids
         self._room = context - len(self.input_ids)
         self._detokenizer = StreamingDetokenizer(params.stop)
         self._token_bytes = token_bytes
@@ -91,8 +95,8 @@ class GenerationRequest:
 
     @property
     def wants_details(self) -> bool:
-        """Whether log-probabilities or candidates must be worked out for this request."""
-        return self.logprobs or self.candidates > 0
+        """Whether anybody is to be told more of this request's steps than the token."""
+        return self.logprobs or self.candidates > 0 or self.observer is not None
 
     @property
     def reusable(self) -> int:
@@ -156,7 +160,7 @@ class GenerationRequest:
         """The text that this token makes certain, and why it is the last one, if it is."""
         text = ""
         reason: FinishReason | None = None
-        if token_id in self._stop_ids:
+        if token_id in self.stop_ids:
             reason = "stop"
         else:
             if token_id not in self._silent_ids:

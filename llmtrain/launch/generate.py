@@ -66,7 +66,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     rows = min(settings.max_rows, len(prompts) * settings.num_samples)
     engine = make_engine(loaded, max_rows=rows, max_length=settings.max_length, compile=settings.compile)
     if settings.chat:
-        _warn_of_untrained_roles(loaded)
+        warn_of_untrained_roles(loaded)
     candidates = settings.candidates if settings.show_candidates else 0
     jobs = _submit(engine, prompts, sampling, settings, candidates)
     several = len(jobs) > 1
@@ -77,7 +77,7 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     return _results(engine, jobs, loaded.adapter_folder or loaded.folder)
 
 
-def _warn_of_untrained_roles(loaded: LoadedModel) -> None:
+def warn_of_untrained_roles(loaded: LoadedModel) -> None:
     """Says so when no training ever touched the role markers: the answer to a chat is then noise."""
     if not roles_trained(loaded):
         logger.warning(

@@ -48,6 +48,9 @@ _COMMANDS: dict[str, Kind] = {
     "candidates": COUNT,
     "max_length": COUNT.or_null(),
     "max_rows": COUNT,
+    # inspect
+    "as_text": SWITCH,
+    "measure": SWITCH,
     # chat
     "system": ANY_TEXT.or_null(),
     # serve

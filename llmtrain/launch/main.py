@@ -31,6 +31,7 @@ COMMANDS = {
         Command("compare", "compare two evaluations item by item", positionals=("a", "b"), keeps_folder=False),
         Command("report", "make a page of one training run or several", list_key="runs", keeps_folder=False),
         Command("generate", "continue a prompt", "prompt", text_on_stdout=True, keeps_folder=False),
+        Command("inspect", "show all that happens between a prompt and its answer", "prompt", text_on_stdout=True),
         Command("chat", "talk with a fine-tuned model", text_on_stdout=True, keeps_folder=False),
         Command("serve", "answer requests over HTTP, and show a page to chat on", keeps_folder=False),
         Command("show-batch", "print the texts of one step of a run", text_on_stdout=True, keeps_folder=False),
@@ -99,6 +100,8 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
             several = True
         elif argument == "--ids" and command.name == "tokenize":
             given_ids = True
+        elif argument == "--text" and command.name == "inspect":
+            overrides.append("as_text=true")
         elif argument.startswith("-") and argument != "-" and not argument[1:].isdigit():
             return _refuse(f"there is no flag {argument}; settings are written key=value (see --help)")
         elif _is_override(argument):

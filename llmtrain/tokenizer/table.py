@@ -43,7 +43,7 @@ def display_width(text: str) -> int:
 
 def _pieces(tokens: Sequence[bytes]) -> list[str]:
     """What to show for each token, with the characters that are spread over several tokens put together again."""
-    characters = _characters(b"".join(tokens))
+    characters = character_spans(b"".join(tokens))
     shown, position, index = [], 0, 0
     for token in tokens:
         end = position + len(token)
@@ -65,7 +65,7 @@ def _pieces(tokens: Sequence[bytes]) -> list[str]:
     return shown
 
 
-def _characters(raw: bytes) -> list[tuple[str, int, int]]:
+def character_spans(raw: bytes) -> list[tuple[str, int, int]]:
     """Each character with its first byte and the byte behind it; a byte that is not UTF-8 counts as one U+FFFD."""
     characters, position = [], 0
     while position < len(raw):
