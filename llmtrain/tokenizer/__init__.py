@@ -6,7 +6,7 @@ Knows nothing of corpora, shards, models or settings files; needs only the stand
 from llmtrain.tokenizer.chat import CHAT_TEMPLATE, render_chat
 from llmtrain.tokenizer.table import token_table
 from llmtrain.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
-from llmtrain.tokenizer.train import PATTERN, byte_tokenizer, ensure_tokenizer, train_bpe
+from llmtrain.tokenizer.train import PATTERN, byte_tokenizer, character_tokenizer, ensure_tokenizer, train_bpe
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -14,6 +14,7 @@ __all__ = [
     "SPECIAL_TOKENS",
     "Tokenizer",
     "byte_tokenizer",
+    "character_tokenizer",
     "ensure_tokenizer",
     "render_chat",
     "token_table",
