@@ -17,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmtrain.tokenizer.bytelevel import CHARACTER_OF_BYTE
+from llmtrain.tokenizer.ranks import is_rank_file, split_pattern
 from llmtrain.tokenizer.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,11 @@ def _from_file(path: str | Path | None, pattern: str | None, data_dir: Path) -> 
         raise ValueError(
             "tokenizer=file needs tokenizer.path: a tokenizer.json, a folder that holds one, or a tiktoken rank file"
         )
-    given = Tokenizer.load(path, add_special_tokens=True)
+    if Path(path).is_file() and is_rank_file(Path(path)):  # known by its text: to convert one takes seconds
+        content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        recipe = json.dumps([content, split_pattern(Path(path), pattern)])
+        return _kept(data_dir, "file", recipe, lambda: Tokenizer.load(path, add_special_tokens=True, pattern=pattern))
+    given = Tokenizer.load(path, add_special_tokens=True, pattern=pattern)
     recipe = json.dumps([given.hash, given.eos_token, given.pad_token, given.bos_token])
     return _kept(data_dir, "file", recipe, lambda: given)
 
