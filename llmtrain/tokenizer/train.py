@@ -1,4 +1,4 @@
-"""Makes tokenizers, and keeps them: a byte-level BPE or the characters of documents, bytes alone, or somebody else's file.
+"""Makes tokenizers, and keeps them: byte-level BPE or characters of documents, bytes alone, or somebody else's file.
 
 Knows nothing of where documents come from: it is handed an iterable of texts and the fingerprint of their sources.
 """
