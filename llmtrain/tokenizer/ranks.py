@@ -36,6 +36,8 @@ SPLIT_PATTERNS: dict[str, str] = {
 SPLIT_PATTERNS["o200k_harmony"] = SPLIT_PATTERNS["o200k_base"]
 """The regular expression (Oniguruma) of one pre-token, by the name of the encoding."""
 
+MAX_RANKS = 2**20  # five times the largest in use
+
 _LINE = re.compile(r"[A-Za-z0-9+/]+={0,2} \d+")
 
 
@@ -86,6 +88,9 @@ def read_ranks(path: Path) -> dict[bytes, int]:
             ) from None
         if known != int(rank) or not token:
             raise ValueError(f"{path}, line {number}: the token {line[:40]!r} stands there twice, or is empty")
+    highest = max(ranks.values(), default=0)
+    if highest >= MAX_RANKS:
+        raise ValueError(f"{path} has a token of rank {highest}, and {MAX_RANKS:,} is the limit: fetch the file again")
     if len(set(ranks.values())) != len(ranks):
         raise ValueError(f"{path} gives one rank to two tokens: fetch the file again")
     missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
@@ -122,9 +127,12 @@ def definition_of_ranks(path: Path, pattern: str | None = None) -> str:
         pairs = [(left, right) for left, right in cuts if left in ranks and right in ranks]
         pairs.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
         merges += [(written[left], written[right]) for left, right in pairs]
-    inner = tokenizers.Tokenizer(
-        models.BPE(vocab={written[token]: rank for token, rank in ranks.items()}, merges=merges, ignore_merges=True)
-    )
+    vocabulary = {written[token]: rank for token, rank in ranks.items()}
+    # What is added later takes the number of tokens for the next free id, so holes are filled. No text can spell such
+    # a name: a space is written otherwise in a vocabulary of bytes.
+    unused = {f"<|unused {rank}|>": rank for rank in sorted(set(range(max(ranks.values()))) - set(ranks.values()))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocabulary | unused, merges=merges, ignore_merges=True))
+    inner.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in unused])
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     inner.decoder = decoders.ByteLevel()

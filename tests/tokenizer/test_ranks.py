@@ -93,6 +93,7 @@ def test_the_published_patterns_cut_as_published(name: str) -> None:
         ("YWI=", r"line 257: 'YWI=' is not a token"),
         ("YWI= x", "is not a token"),
         ("YQ== 400", "stands there twice"),
+        ("YWI= 1048576", "has a token of rank 1048576, and 1,048,576 is the limit"),
         ("YWI= 97", "gives one rank to two tokens"),
     ],
 )
