@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from llmtrain.evaluation.choices import score_choices
     from llmtrain.evaluation.metrics import METRICS, Metric, find_metric, score_answers
     from llmtrain.evaluation.pairing import Comparison, compare_items
-    from llmtrain.evaluation.recall import Recall, recall
+    from llmtrain.evaluation.remembered import Recall, recall
     from llmtrain.evaluation.samples import SampleReport, sample_report
     from llmtrain.evaluation.tasks import ItemResult, TaskResult, score_task
     from llmtrain.evaluation.team import ALONE, Team
@@ -52,7 +52,7 @@ _HOMES = {
     "choices": ("score_choices",),
     "metrics": ("METRICS", "Metric", "find_metric", "score_answers"),
     "pairing": ("Comparison", "compare_items"),
-    "recall": ("Recall", "recall"),
+    "remembered": ("Recall", "recall"),
     "samples": ("SampleReport", "sample_report"),
     "tasks": ("ItemResult", "TaskResult", "score_task"),
     "team": ("ALONE", "Team"),

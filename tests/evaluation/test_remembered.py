@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from llmtrain.evaluation.recall import next_lines, recall
+from llmtrain.evaluation.remembered import next_lines, recall
 from llmtrain.tokenizer import byte_tokenizer
 
 BYTES = byte_tokenizer()
