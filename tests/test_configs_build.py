@@ -81,7 +81,7 @@ def test_a_tokenizer(option):
     from llmtrain.data.prepare import corpus_tokenizer
 
     values = section("prepare", "tokenizer", option)
-    assert values["kind"] in ("bpe", "byte", "file")
+    assert values["kind"] in ("bpe", "characters", "byte", "file")
     assert set(values) <= parameters(corpus_tokenizer)
 
 

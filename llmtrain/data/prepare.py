@@ -73,13 +73,13 @@ def corpus_tokenizer(
     sequence_length: int | None = None,
     learn: bool = True,
 ) -> tuple[Tokenizer, Path]:
-    """The tokenizer for a corpus and its folder; a BPE is learned from the part that is trained on, once.
+    """The tokenizer for a corpus and its folder; a vocabulary is learned from the part that is trained on, once.
 
     Args:
         corpus: from `open_corpus`.
-        sample_characters: of a larger corpus a BPE is learned from so many characters, spread evenly over it.
+        sample_characters: of a larger corpus a vocabulary is learned from so many characters, spread evenly over it.
         sequence_length: of the windows to be cut; nothing is learned from a corpus that cannot fill one of them.
-        learn: learn a BPE that is not there yet, instead of raising `LookupError`.
+        learn: learn a vocabulary that is not there yet, instead of raising `LookupError`.
         data_dir, kind, vocab_size, path, pattern: as in `llmtrain.tokenizer.ensure_tokenizer`, and so are the errors.
     """
     if sample_characters < 1:
@@ -99,7 +99,7 @@ def corpus_tokenizer(
         path=path,
         pattern=pattern,
         documents=documents,
-        documents_fingerprint=f"{corpus.fingerprint()} {sample_characters}" if kind == "bpe" else "",
+        documents_fingerprint="" if kind in ("byte", "file") else f"{corpus.fingerprint()} {sample_characters}",
     )
 
 

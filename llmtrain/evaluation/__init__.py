@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from llmtrain.evaluation.choices import score_choices
     from llmtrain.evaluation.metrics import METRICS, Metric, find_metric, score_answers
     from llmtrain.evaluation.pairing import Comparison, compare_items
+    from llmtrain.evaluation.remembered import Recall, recall
     from llmtrain.evaluation.samples import SampleReport, sample_report
     from llmtrain.evaluation.tasks import ItemResult, TaskResult, score_task
     from llmtrain.evaluation.team import ALONE, Team
@@ -27,6 +28,7 @@ __all__ = [
     "CopiedSpan",
     "ItemResult",
     "Metric",
+    "Recall",
     "SampleReport",
     "TaskResult",
     "Team",
@@ -37,6 +39,7 @@ __all__ = [
     "find_metric",
     "longest_copied_span",
     "nats_and_tokens",
+    "recall",
     "sample_report",
     "score_answers",
     "score_choices",
@@ -49,6 +52,7 @@ _HOMES = {
     "choices": ("score_choices",),
     "metrics": ("METRICS", "Metric", "find_metric", "score_answers"),
     "pairing": ("Comparison", "compare_items"),
+    "remembered": ("Recall", "recall"),
     "samples": ("SampleReport", "sample_report"),
     "tasks": ("ItemResult", "TaskResult", "score_task"),
     "team": ("ALONE", "Team"),

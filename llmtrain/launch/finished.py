@@ -43,6 +43,8 @@ def conclude(
         eos_id=loaded.tokenizer.eos_id,
     )
     samples, figures = _samples(settings, loaded, prepared, prompts, sampling)
+    if settings.callbacks.recall:
+        figures["recall"] = _recall(settings, loaded, prepared)
     logger.info(
         "%.3f bits per byte (%.3f nats per token) on held-out text, model of step %d; %s tokens in %.0f s, %s tokens/s",
         measured["bpb"],
@@ -99,3 +101,28 @@ def _samples(
     )
     pairs = zip(prompts, completions, strict=True)
     return [{"prompt": prompt, "text": completion.text} for prompt, completion in pairs], dict(figures)
+
+
+def _recall(settings: DictConfig, loaded: LoadedModel, prepared: PreparedCorpus) -> dict[str, Any]:
+    """What the model says by heart of the text it was trained on and of the text held out, said as what it is."""
+    from llmtrain.evaluation import recall
+    from llmtrain.generation import Engine
+
+    engine = Engine(loaded.model, loaded.tokenizer, max_rows=32)
+    known, unknown = (
+        recall(engine, shards, limit=settings.callbacks.recall, sequence_length=settings.data.sequence_length)
+        for shards in ([each for each, _ in prepared.train], [prepared.val])
+    )
+    logger.info(
+        "\nasked for the next line, given those before it, the model gives %d of %d exactly (%.0f %%) of the text it "
+        "was trained on, and %d of %d of the text held out; %.2f nats per token on the one, %.2f on the other. What is "
+        "right in the first alone is memory, not skill.",
+        known["right"],
+        known["asked"],
+        100 * known["right"] / max(known["asked"], 1),
+        unknown["right"],
+        unknown["asked"],
+        known["loss"],
+        unknown["loss"],
+    )
+    return {"trained_on": known, "held_out": unknown}

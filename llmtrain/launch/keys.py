@@ -141,6 +141,7 @@ _DATA = {
     "weights": list_of(number(above=0, most=10**9)).or_null(),
     "text_field": TEXT,
     "encoding": TEXT,
+    "source": one_of("auto", "npm", "fortunes"),
     "split": TEXT,
     "validation_split": TEXT.or_null(),
     "validation_fraction": SHARE,
@@ -239,7 +240,7 @@ _SECTIONS: dict[str, dict[str, Kind]] = {
     "paths": {"runs_dir": TEXT, "data_dir": TEXT, "run_dir": TEXT.or_null()},
     "data": _DATA,
     "tokenizer": {
-        "kind": one_of("bpe", "byte", "file"),
+        "kind": one_of("bpe", "characters", "byte", "file"),
         "vocab_size": whole(1, LARGEST_VOCABULARY),
         "sample_characters": COUNT,
         "pattern": TEXT.or_null(),
@@ -255,7 +256,7 @@ _SECTIONS: dict[str, dict[str, Kind]] = {
         "offload_parameters": SWITCH,
     },
     "logger": {"kind": one_of("csv", "wandb"), "project": LABEL, "mode": one_of("auto", "online", "offline")},
-    "callbacks": {"prompts": list_of(ANY_TEXT).or_word("auto"), "max_new_tokens": COUNT},
+    "callbacks": {"prompts": list_of(ANY_TEXT).or_word("auto"), "max_new_tokens": COUNT, "recall": whole(0)},
     "sampling": _SAMPLING,
     "adapter": {
         "kind": one_of("lora", "none"),

@@ -90,6 +90,7 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
     overrides: list[str] = []
     texts: list[str] = []
     given_ids = several = False
+    arguments = _tokenizer_files(command, arguments, configs or catalogue.config_dir())
     for index, argument in enumerate(arguments):
         if argument == "--":
             texts += arguments[index + 1 :]
@@ -129,6 +130,27 @@ def run_command(command: Command, arguments: Sequence[str], configs: Path | None
     if hydras:
         return _refuse(f"{hydras}: Hydra's own settings are for several runs in one command; add -m")
     return launch(command, overrides, configs=configs)
+
+
+def _tokenizer_files(command: Command, arguments: Sequence[str], configs: Path) -> list[str]:
+    """`--tokenizer FILE` and `tokenizer=FILE` of `tokenize` are tokenizer=file tokenizer.path=FILE, typed shorter."""
+    if command.name != "tokenize":
+        return list(arguments)
+    kinds = catalogue.group_options(configs, "tokenizer")
+    read: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            return [*read, argument, *rest]
+        key, _, value = argument.partition("=")
+        if argument == "--tokenizer":
+            value = next(rest, "")
+        is_path = key == "--tokenizer" or any(mark in value for mark in "./~")
+        if key.removeprefix("--") == "tokenizer" and value not in kinds and is_path:
+            read += ["tokenizer=file", f"tokenizer.path={value}"]
+        else:
+            read.append(f"tokenizer={value}" if key == "--tokenizer" else argument)
+    return read
 
 
 def _launch_several(command: Command, overrides: Sequence[str], configs: Path) -> int:

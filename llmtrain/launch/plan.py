@@ -272,7 +272,7 @@ def _vocab_size(settings: DictConfig) -> int:
     if tokenizer.kind == "byte":
         return byte_tokenizer().vocab_size
     if tokenizer.kind == "file":
-        return Tokenizer.load(tokenizer.path, add_special_tokens=True).vocab_size
+        return Tokenizer.load(tokenizer.path, add_special_tokens=True, pattern=tokenizer.pattern).vocab_size
     return tokenizer.vocab_size
 
 

@@ -62,7 +62,7 @@ def check_anywhere(settings: DictConfig) -> int:
     if "sequence_length" not in settings.data:
         raise ValueError(
             f"data={settings.data.get('kind')} is a task for fine-tuning; pretraining takes data=sanguo, kjv, "
-            "python_docs, files or huggingface."
+            "python_docs, tang, files or huggingface."
         )
     length = settings.data.sequence_length
     rows = rows_per_step(settings.trainer.batch_tokens, length)

@@ -6,7 +6,7 @@ Knows nothing of corpora, shards, models or settings files; needs only the stand
 from llmtrain.tokenizer.chat import CHAT_TEMPLATE, render_chat
 from llmtrain.tokenizer.table import character_spans, display_width, token_table
 from llmtrain.tokenizer.tokenizer import SPECIAL_TOKENS, Tokenizer
-from llmtrain.tokenizer.train import PATTERN, byte_tokenizer, ensure_tokenizer, train_bpe
+from llmtrain.tokenizer.train import PATTERN, byte_tokenizer, character_tokenizer, ensure_tokenizer, train_bpe
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -15,6 +15,7 @@ __all__ = [
     "Tokenizer",
     "byte_tokenizer",
     "character_spans",
+    "character_tokenizer",
     "display_width",
     "ensure_tokenizer",
     "render_chat",

@@ -6,6 +6,7 @@ tokenizer survives newer versions of `tokenizers`. Knows nothing of how a vocabu
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -16,6 +17,9 @@ import tokenizers
 
 from llmtrain.tokenizer.bytelevel import BYTE_OF_CHARACTER, plain_bytes
 from llmtrain.tokenizer.chat import END, ROLE_TOKENS, chat_template
+from llmtrain.tokenizer.ranks import definition_of_ranks, is_rank_file
+
+logger = logging.getLogger(__name__)
 
 # Said explicitly, because otherwise a data loader that forks later makes `tokenizers` warn and drop to one thread.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
@@ -97,13 +101,14 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, path: str | Path, *, add_special_tokens: bool = False) -> "Tokenizer":
-        """Reads a folder that holds tokenizer.json, or that file itself, of any family.
+    def load(cls, path: str | Path, *, add_special_tokens: bool = False, pattern: str | None = None) -> "Tokenizer":
+        """Reads a folder that holds tokenizer.json, or that file itself, of any family; or a tiktoken rank file.
 
         Args:
             path: the folder or file; a tokenizer_config.json beside it may name the end-of-text, padding and
                 begin-of-text tokens.
             add_special_tokens: adds those of `SPECIAL_TOKENS` that are missing, behind the vocabulary.
+            pattern: how a rank file's text is cut, if its name does not say it; see `ranks.split_pattern`.
 
         Raises:
             ValueError: no such file, or one that cannot be read, or one without an end-of-text token.
@@ -111,8 +116,15 @@ class Tokenizer:
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
-            raise ValueError(f"no tokenizer at {file}: give a tokenizer.json or a folder that holds one")
+            raise ValueError(
+                f"no tokenizer at {file}: give a tokenizer.json, a folder that holds one, or a tiktoken rank file"
+            )
         names = _declared_tokens(file.with_name("tokenizer_config.json"))
+        if is_rank_file(file):
+            definition = definition_of_ranks(file, pattern)
+            return cls(_with_special_tokens(definition, names) if add_special_tokens else definition, **names)
+        if pattern is not None:
+            logger.warning("tokenizer.pattern is ignored with %s, which says itself how text is cut", file)
         try:
             definition = file.read_text(encoding="utf-8")
             if add_special_tokens:

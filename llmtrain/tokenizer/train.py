@@ -1,4 +1,4 @@
-"""Makes tokenizers, and keeps them: a byte-level BPE learned from documents, bytes alone, or somebody else's file.
+"""Makes tokenizers, and keeps them: byte-level BPE or characters of documents, bytes alone, or somebody else's file.
 
 Knows nothing of where documents come from: it is handed an iterable of texts and the fingerprint of their sources.
 """
@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from llmtrain.tokenizer.bytelevel import CHARACTER_OF_BYTE
+from llmtrain.tokenizer.ranks import is_rank_file, split_pattern
 from llmtrain.tokenizer.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -57,13 +59,7 @@ def train_bpe(
     Raises:
         ValueError: a vocabulary below 262 or above 1,048,576, a pattern that does not compile, or no text at all.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(
-            f"tokenizer.vocab_size={vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes need "
-            f"at least {MIN_VOCAB_SIZE}"
-        )
-    if vocab_size > MAX_VOCAB_SIZE:
-        raise ValueError(f"tokenizer.vocab_size={vocab_size} must be at most {MAX_VOCAB_SIZE:,}")
+    _check_size(vocab_size)
     try:
         split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     except Exception as error:  # a bare Exception from the regex engine
@@ -103,6 +99,37 @@ def byte_tokenizer() -> Tokenizer:
     return Tokenizer(inner.to_str(pretty=True), bos_token=END_OF_TEXT)
 
 
+def character_tokenizer(documents: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """One id for each character of the documents: a token ends wherever a character does. Deterministic.
+
+    A character that has no id of its own is spelled in bytes, so that any text can still be encoded.
+
+    Args:
+        documents: texts, or pieces of texts; read once.
+        vocab_size: the most ids: 6 special tokens, 256 bytes and the most frequent characters beyond ASCII.
+
+    Raises:
+        ValueError: a vocabulary below 262 or above 1,048,576, or no text at all.
+    """
+    _check_size(vocab_size)
+    counts = Counter(character for text in documents for character in text)
+    if not counts:
+        raise ValueError("there is no text to take characters from: the corpus is empty")
+    wanted = sorted((c for c in counts if not c.isascii()), key=lambda c: (-counts[c], c))
+    names = ["".join(CHARACTER_OF_BYTE[byte] for byte in character.encode()) for character in wanted]
+    tokens = (*SPECIAL_TOKENS, *CHARACTER_OF_BYTE, *names)[:vocab_size]
+    # Without merges, and with `ignore_merges` a pre-token that is in the vocabulary is one token.
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=[], ignore_merges=True)
+    )
+    each_character = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([each_character, byte_level])
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([tokenizers.AddedToken(t, special=True, normalized=False) for t in SPECIAL_TOKENS])
+    return Tokenizer(inner.to_str(pretty=True), bos_token=END_OF_TEXT)
+
+
 def ensure_tokenizer(
     *,
     kind: str,
@@ -116,39 +143,66 @@ def ensure_tokenizer(
     """Returns the tokenizer that the settings ask for and its folder, from the cache if it was made before.
 
     Args:
-        kind: "bpe" (learned from `documents`), "byte", or "file" (any tokenizer.json at `path`, to which the special
-            tokens it lacks are added).
+        kind: "bpe" (learned from `documents`), "characters" (those of `documents`), "byte", or "file" (any
+            tokenizer.json or tiktoken rank file at `path`, to which the special tokens it lacks are added).
         data_dir: the cache is `<data_dir>/tokenizers/<kind>-<fingerprint>/`.
-        vocab_size: ids of a BPE.
-        path: the tokenizer.json, or a folder that holds one, for kind "file".
-        pattern: pre-tokenization of a BPE; None for `PATTERN`.
-        documents: called only if a BPE has to be trained.
+        vocab_size: ids of a BPE, or the most of characters.
+        path: the tokenizer.json, a folder that holds one, or the rank file, for kind "file".
+        pattern: pre-tokenization of a BPE, None for `PATTERN`; or of a rank file, see `ranks.split_pattern`.
+        documents: called only if a vocabulary has to be learned.
         documents_fingerprint: what names the content of `documents`.
 
     Raises:
         ValueError: an unknown kind, a missing setting, or one that is ignored by this kind.
     """
-    settings = {"vocab_size": (vocab_size, "bpe"), "pattern": (pattern, "bpe"), "path": (path, "file")}
-    for name, (value, owner) in settings.items():
-        if value is not None and kind != owner:
+    takers = {
+        "vocab_size": (vocab_size, ("bpe", "characters")),
+        "pattern": (pattern, ("bpe", "file")),
+        "path": (path, ("file",)),
+    }
+    for name, (value, kinds) in takers.items():
+        if value is not None and kind not in kinds:
             logger.warning("tokenizer.%s is ignored with tokenizer.kind=%s", name, kind)
     if kind == "byte":
         return _kept(Path(data_dir), kind, "", byte_tokenizer)
     if kind == "file":
-        if path is None:
-            raise ValueError("tokenizer=file needs tokenizer.path, a tokenizer.json or a folder that holds one")
-        given = Tokenizer.load(path, add_special_tokens=True)
-        recipe = json.dumps([given.hash, given.eos_token, given.pad_token, given.bos_token])
-        return _kept(Path(data_dir), kind, recipe, lambda: given)
-    if kind != "bpe":
-        raise ValueError(f"tokenizer.kind={kind} is unknown: use bpe, byte or file")
+        return _from_file(path, pattern, Path(data_dir))
+    if kind not in ("bpe", "characters"):
+        raise ValueError(f"tokenizer.kind={kind} is unknown: use bpe, characters, byte or file")
     if vocab_size is None or documents is None:
-        raise ValueError("tokenizer.kind=bpe needs tokenizer.vocab_size and a corpus to learn from")
-    if not MIN_VOCAB_SIZE <= vocab_size <= MAX_VOCAB_SIZE:
-        train_bpe([], vocab_size=vocab_size)  # raises before the corpus is touched
+        raise ValueError(f"tokenizer.kind={kind} needs tokenizer.vocab_size and a corpus to learn from")
+    _check_size(vocab_size)  # before the corpus is touched
+    if kind == "characters":
+        recipe = json.dumps([documents_fingerprint, vocab_size])
+        return _kept(Path(data_dir), kind, recipe, lambda: character_tokenizer(documents(), vocab_size=vocab_size))
     chosen = PATTERN if pattern is None else pattern
     recipe = json.dumps([documents_fingerprint, vocab_size, chosen])
     return _kept(Path(data_dir), kind, recipe, lambda: train_bpe(documents(), vocab_size=vocab_size, pattern=chosen))
+
+
+def _from_file(path: str | Path | None, pattern: str | None, data_dir: Path) -> tuple[Tokenizer, Path]:
+    """Somebody else's tokenizer with our special tokens."""
+    if path is None:
+        raise ValueError(
+            "tokenizer=file needs tokenizer.path: a tokenizer.json, a folder that holds one, or a tiktoken rank file"
+        )
+    if Path(path).is_file() and is_rank_file(Path(path)):  # known by its text: to convert one takes seconds
+        content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        recipe = json.dumps([content, split_pattern(Path(path), pattern)])
+        return _kept(data_dir, "file", recipe, lambda: Tokenizer.load(path, add_special_tokens=True, pattern=pattern))
+    given = Tokenizer.load(path, add_special_tokens=True, pattern=pattern)
+    recipe = json.dumps([given.hash, given.eos_token, given.pad_token, given.bos_token])
+    return _kept(data_dir, "file", recipe, lambda: given)
+
+
+def _check_size(vocab_size: int) -> None:
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise ValueError(
+            f"tokenizer.vocab_size={vocab_size} is too small: {len(SPECIAL_TOKENS)} special tokens and 256 bytes need "
+            f"at least {MIN_VOCAB_SIZE}"
+        )
+    if vocab_size > MAX_VOCAB_SIZE:
+        raise ValueError(f"tokenizer.vocab_size={vocab_size} must be at most {MAX_VOCAB_SIZE:,}")
 
 
 class _Counter:

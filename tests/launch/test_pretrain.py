@@ -86,7 +86,7 @@ def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
 
 @pytest.mark.medium
 def test_one_process(program, tmp_path):
-    process = program("name=toy", "report_every=0")
+    process = program("name=toy", "report_every=0", "callbacks.recall=5")
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0, err
     assert out.count("\n") == 1
@@ -98,6 +98,9 @@ def test_one_process(program, tmp_path):
     assert results["tokens"] == 20 * 256
     assert 0 < results["val_bpb"] < 8
     assert {"val_loss", "tokens_per_second", "train_seconds", "samples", "distinct_4"} <= results.keys()
+    assert results["recall"].keys() == {"trained_on", "held_out"}
+    assert results["recall"]["held_out"]["loss"] == pytest.approx(results["val_loss"], rel=1e-3)
+    assert "is memory, not skill" in err
     assert [int(row["step"]) for row in figures(run_dir)] == list(range(1, 21))
     remembered = json.loads((run_dir / "model" / "llmtrain.json").read_text(encoding="utf-8"))
     assert remembered["trained_length"] == 32

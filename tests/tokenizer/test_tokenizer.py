@@ -191,7 +191,7 @@ def test_the_declared_end_of_text_is_taken(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no tokenizer at .*tokenizer\.json: give a tokenizer\.json or a folder"):
+    with pytest.raises(ValueError, match=r"no tokenizer at .*tokenizer\.json: give a tokenizer\.json, a folder"):
         Tokenizer.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"tokenizer\.json: this tokenizer\.json cannot be read by tokenizers"):

@@ -103,7 +103,7 @@ def test_bytes_and_files(tmp_path: Path, small_bpe: Tokenizer) -> None:
 
 
 def test_settings_that_do_not_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ValueError, match=r"tokenizer\.kind=wordpiece is unknown: use bpe, byte or file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.kind=wordpiece is unknown: use bpe, characters, byte or file"):
         ensure_tokenizer(kind="wordpiece", data_dir=tmp_path)
     with pytest.raises(ValueError, match=r"tokenizer=file needs tokenizer\.path"):
         ensure_tokenizer(kind="file", data_dir=tmp_path)
