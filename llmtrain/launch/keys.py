@@ -48,6 +48,7 @@ _COMMANDS: dict[str, Kind] = {
     "candidates": COUNT,
     "max_length": COUNT.or_null(),
     "max_rows": COUNT,
+    "compile": SWITCH,
     # inspect
     "as_text": SWITCH,
     "measure": SWITCH,
@@ -55,6 +56,7 @@ _COMMANDS: dict[str, Kind] = {
     "system": ANY_TEXT.or_null(),
     # serve
     "served_name": TEXT,
+    "inspect": SWITCH,
     "adapters": MAPPING,
     "host": TEXT,
     "port": whole(0, 65535),
@@ -121,6 +123,7 @@ _COMMANDS: dict[str, Kind] = {
     "batch_sizes": list_of(COUNT, least=1),
     "generate_models": list_of(TEXT),
     "generate_batch_sizes": list_of(COUNT, least=1),
+    "generate_compile": SWITCH,
     "generate_requests": COUNT,
     "megabytes": number(above=0, most=10**6),
     "memory_megabytes": list_of(number(above=0, most=10**6)),

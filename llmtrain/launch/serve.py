@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from llmtrain.checkpoint import LoadedModel
     from llmtrain.generation import Engine
+    from llmtrain.serve.inside import Inside
+    from llmtrain.serve.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,15 @@ def add_adapters(engine: Engine, loaded: LoadedModel, adapters: Mapping[str, str
         logger.info("adapter %s: %s", name, laid.folder)
 
 
+def _inside(settings: DictConfig, runner: Runner, loaded: LoadedModel) -> Inside:
+    from llmtrain.launch.inspect import model_facts
+    from llmtrain.serve.inside import Inside
+
+    base = model_facts(loaded)
+    adapters = {name: {**base, "name": name, "adapter": folder} for name, folder in settings.adapters.items()}
+    return Inside(runner, {settings.served_name: base, **adapters})
+
+
 async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | None) -> dict[str, Any]:
     from llmtrain.serve.app import Limits, create_app
     from llmtrain.serve.runner import Runner
@@ -126,6 +137,7 @@ async def _serve(settings: DictConfig, taken: Any, names: list[str], key: str | 
         limits=limits,
         api_key=key,
         hosts=[*LOOPBACK, *settings.allowed_hosts] if here_only else None,
+        inside=_inside(settings, runner, loaded) if settings.inspect else None,
     )
     host, port = taken.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -102,12 +102,14 @@ class Answer(Response):
     async def _send_whole(self, work: Work, send: Send) -> None:
         while not work.done:
             await work.news()
-        completions = _ended(await _all(work))
-        body = json.dumps(whole(self._form, completions, self._choices), ensure_ascii=False).encode()
+        body = await self._body(work, _ended(await _all(work)))
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         self._last = True
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def _body(self, work: Work, completions: Sequence[Completion]) -> bytes:
+        return json.dumps(whole(self._form, completions, self._choices), ensure_ascii=False).encode()
 
     async def _stream(self, work: Work, send: Send) -> None:
         encoder = StreamEncoder(self._form, self._choices, len(self._jobs))

@@ -23,6 +23,7 @@ from llmtrain.serve.answers import Form
 from llmtrain.serve.conversation import turn_markers
 from llmtrain.serve.documents import describe
 from llmtrain.serve.guard import Guard, read_body
+from llmtrain.serve.inside import Inside
 from llmtrain.serve.runner import Job, Runner
 from llmtrain.serve.schema import (
     ApiError,
@@ -64,10 +65,14 @@ class Server:
         models: The name of the base model, then those of the adapters.
         limits: For each request.
         created: When the models are said to have been made, in seconds since 1970.
+        inside: Records answers for those who want to look into them; None does not.
     """
 
-    def __init__(self, runner: Runner, models: Sequence[str], limits: Limits, created: int):
+    def __init__(
+        self, runner: Runner, models: Sequence[str], limits: Limits, created: int, inside: Inside | None = None
+    ):
         self.runner, self.models, self.limits, self.created = runner, list(models), limits, created
+        self.inside = inside
         self.tokenizer = runner.engine.tokenizer
         self.draining = False
 
@@ -87,7 +92,8 @@ class Server:
 
     async def list_models(self) -> Response:
         """The base model and the adapters."""
-        return JSONResponse({"object": "list", "data": [self._model(name) for name in self.models]})
+        shown = {"object": "list", "data": [self._model(name) for name in self.models]}
+        return JSONResponse(shown | ({"inspect": True} if self.inside is not None else {}))
 
     async def show_model(self, name: str) -> Response:
         """One of them."""
@@ -95,6 +101,29 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
+        form, jobs, choices = await self._chat(request)
+        return Answer(self.runner, form, jobs, choices, self.limits.request_timeout)
+
+    async def complete(self, request: Request) -> Response:
+        """Continue texts."""
+        form, jobs, choices = await self._completion(request)
+        return Answer(self.runner, form, jobs, choices, self.limits.request_timeout)
+
+    async def look_into_chat(self, request: Request) -> Response:
+        """Answer a conversation and say where the page of what happened is."""
+        form, jobs, _ = await self._chat(request)
+        return self._inside().answer(form, jobs, self.limits.request_timeout)
+
+    async def look_into_completion(self, request: Request) -> Response:
+        """Continue a text and say where the page of what happened is."""
+        form, jobs, _ = await self._completion(request)
+        return self._inside().answer(form, jobs, self.limits.request_timeout)
+
+    async def show_inside(self, key: str) -> Response:
+        """Such a page."""
+        return self._inside().show(key)
+
+    async def _chat(self, request: Request) -> tuple[Form, list[Job], int]:
         asked: ChatRequest = await self._read(ChatRequest, request)
         model = self._known(asked.model)
         ids = await self._conversation(asked.messages)
@@ -105,10 +134,9 @@ class Server:
             chat=True, model=model, token_bytes=self.tokenizer.token_bytes, logprobs=logprobs,
             include_usage=asked.include_usage,
         )  # fmt: skip
-        return Answer(self.runner, form, jobs, asked.choices, self.limits.request_timeout)
+        return form, jobs, asked.choices
 
-    async def complete(self, request: Request) -> Response:
-        """Continue texts."""
+    async def _completion(self, request: Request) -> tuple[Form, list[Job], int]:
         asked: CompletionRequest = await self._read(CompletionRequest, request)
         model = self._known(asked.model)
         if asked.echo and asked.logprobs is not None:
@@ -121,7 +149,7 @@ class Server:
             chat=False, model=model, token_bytes=self.tokenizer.token_bytes, logprobs=logprobs,
             include_usage=asked.include_usage, echoes=echoes,
         )  # fmt: skip
-        return Answer(self.runner, form, jobs, asked.choices, self.limits.request_timeout)
+        return form, jobs, asked.choices
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text or of a conversation."""
@@ -148,6 +176,11 @@ class Server:
 
     async def _read(self, kind: Any, request: Request) -> Any:
         return read(kind, await read_body(request.headers, request.receive, self.limits.max_body_bytes))
+
+    def _inside(self) -> Inside:
+        if self.inside is None:
+            raise ApiError(404, "this server records no answers: start it with inspect=true")
+        return self.inside
 
     def _known(self, name: str | None) -> str:
         if name is None:
@@ -240,6 +273,7 @@ def create_app(
     api_key: str | None = None,
     hosts: Collection[str] | None = None,
     created: int = 0,
+    inside: Inside | None = None,
 ) -> FastAPI:
     """The application, with its guard; `app.state.server` is what the routes share.
 
@@ -250,8 +284,9 @@ def create_app(
         api_key: What requests must carry; None asks for nothing.
         hosts: The names under which the server may be addressed; None takes any.
         created: When the models are said to have been made, in seconds since 1970.
+        inside: Records answers for those who want to look into them; None does not.
     """
-    server = Server(runner, models, limits or Limits(), created)
+    server = Server(runner, models, limits or Limits(), created, inside)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -292,6 +327,9 @@ def _add_routes(app: FastAPI, server: Server) -> None:
     app.add_api_route("/v1/models/{name:path}", server.show_model, methods=["GET"])
     app.add_api_route("/v1/chat/completions", server.chat, methods=["POST"])
     app.add_api_route("/v1/completions", server.complete, methods=["POST"])
+    app.add_api_route("/inspect/chat/completions", server.look_into_chat, methods=["POST"], include_in_schema=False)
+    app.add_api_route("/inspect/completions", server.look_into_completion, methods=["POST"], include_in_schema=False)
+    app.add_api_route("/inspect/{key}", server.show_inside, methods=["GET"], include_in_schema=False)
     app.add_api_route("/tokenize", server.tokenize, methods=["POST"])
     app.add_api_route("/detokenize", server.detokenize, methods=["POST"])
 

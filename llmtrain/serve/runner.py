@@ -13,16 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from llmtrain.generation.results import Completion, Event
 from llmtrain.serve.metrics import Metrics
 
 if TYPE_CHECKING:
     from llmtrain.generation import Engine, GenerationRequest, SamplingParams
+    from llmtrain.generation.observing import StepObserver
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 PAUSE = 0.01
 """Tokens wait at most so many seconds for the next ones, to be told and written with them: nobody sees the difference,
@@ -47,6 +49,7 @@ class Job:
     logprobs: bool = False
     streamed: bool = False
     adapter: str | None = None
+    observer: StepObserver | None = None
 
 
 def _urgent(request: GenerationRequest) -> bool:
@@ -149,6 +152,30 @@ class Runner:
         self._commands.put(lambda: self._submit(work))
         return work
 
+    async def call(self, task: Callable[[], T]) -> T:
+        """Run something in the engine's thread, between two steps: everybody's answers wait for it."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: Exception | None) -> None:
+            if future.done():  # nobody waits any more
+                return
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]  # a T, as there was no error
+            else:
+                future.set_exception(error)
+
+        def run() -> None:
+            try:
+                result = task()
+            except Exception as error:
+                loop.call_soon_threadsafe(settle, None, error)
+            else:
+                loop.call_soon_threadsafe(settle, result, None)
+
+        self._commands.put(run)
+        return await future
+
     def cancel(self, work: Work) -> None:
         """Free the rows of a work that nobody waits for; they are free before the next step."""
         if not work.done:
@@ -248,6 +275,7 @@ class Runner:
                         logprobs=job.logprobs,
                         streamed=job.streamed,
                         adapter=job.adapter,
+                        observer=job.observer,
                     )
                 )
         except Exception as error:

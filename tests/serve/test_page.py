@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from llmtrain.serve import page as files
+from llmtrain.serve.inside import Inside
 
 selenium = pytest.importorskip("selenium.webdriver", reason="selenium is not installed: pip install llmtrain[dev]")
 
@@ -710,3 +711,33 @@ def test_every_text_stands_out_from_its_ground(page, theme):
     contrasts = welcome | page.script(CONTRASTS)
     assert len(contrasts) > 20
     assert {name: ratio for name, ratio in contrasts.items() if ratio < 4.5} == {}
+
+
+@pytest.mark.medium
+def test_looking_inside_an_answer_opens_the_inspectors_page(browser, start):
+    made = start(max_rows=2)
+    made.app.state.server.inside = Inside(made.runner, {})
+    for page in checked(Page(browser, made.url)):
+        page.set("max_tokens", 6)
+        page.ask("Hello <b>there</b>")
+        told = page.answer()
+        [button] = [each for each in page.all(".actions button") if each.text == "Look inside"]
+        button.click()
+        page.until(lambda: len(browser.window_handles) == 2)
+        first, second = browser.window_handles
+        browser.switch_to.window(second)
+        try:
+            page.until(lambda: "/inspect/" in browser.current_url and page.all("h2"))
+            assert page.script("return document.documentElement.scrollWidth <= innerWidth")
+            assert told.rstrip("\N{REPLACEMENT CHARACTER}") in page.script("return document.body.textContent")
+            assert page.script("return window.opener") is None
+        finally:
+            browser.close()
+            browser.switch_to.window(first)
+
+
+@pytest.mark.medium
+def test_there_is_nothing_to_look_into_unless_the_server_records(page):
+    page.set("max_tokens", 2)
+    page.ask("Hello")
+    assert "Look inside" not in [each.text for each in page.all(".actions button")]

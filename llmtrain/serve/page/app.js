@@ -15,6 +15,7 @@ let running = null; // {exchange, controller} while an answer comes
 let frame = 0; // of the browser, in which to scroll
 let following = true; // whether the end is kept in sight
 let lastTop = 0;
+let recorded = false; // whether the server can show what happened inside an answer
 
 /** What is sent for an exchange, given those before it. */
 function requestFor(exchange, earlier) {
@@ -36,7 +37,7 @@ async function ask(prompt, mode = preferences.mode) {
   // What failed without a word of answer is no part of the conversation.
   if (exchanges.at(-1)?.error && !exchanges.at(-1).answer.text) exchanges.pop().element.remove();
   const exchange = { mode, prompt, figures: {}, ended: null, error: null };
-  const request = requestFor(exchange, exchanges);
+  const request = (exchange.request = requestFor(exchange, exchanges));
   draw(exchange);
   exchanges.push(exchange);
   running = { exchange, controller: new AbortController() };
@@ -154,6 +155,9 @@ function actionsOf(exchange) {
       ask(exchange.prompt, exchange.mode);
     }),
   ];
+  if (recorded && exchange.figures.seed !== undefined && exchange.figures.tokens) {
+    actions.push(button("inside", () => lookInside(exchange)));
+  }
   if (exchange.mode === "continue" && exchange.answer.text) {
     actions.push(button("goOn", () => {
       remove(exchange);
@@ -161,6 +165,24 @@ function actionsOf(exchange) {
     }));
   }
   return make("span", { className: "actions" }, ...actions);
+}
+
+/** Has the same answer given once more, recorded, and opens its page: in a window opened at once, as browsers demand. */
+async function lookInside({ request: [path, body], figures, ended }) {
+  const view = open("", "_blank");
+  if (view) view.opener = null;
+  const { stream, stream_options: _, ...same } = body;
+  const length = ended === "stopped" ? { max_tokens: figures.tokens } : {};
+  announce(say("looking"));
+  try {
+    const options = { method: "POST", body: JSON.stringify({ ...same, seed: figures.seed, ...length }) };
+    const { path: page } = await (await call(path.replace(/^v1/, "inspect"), options)).json();
+    if (view) view.location.replace(page);
+    announce("");
+  } catch (error) {
+    view?.close();
+    announce(sentenceFor(error));
+  }
 }
 
 function remove(exchange) {
@@ -267,7 +289,8 @@ function switchTheme() {
 
 async function listModels() {
   try {
-    const { data } = await (await call("v1/models")).json();
+    const { data, inspect } = await (await call("v1/models")).json();
+    recorded = inspect === true;
     const name = (model) => (model.parent ? `${model.id} (${say("adapter")})` : model.id);
     byId("model").replaceChildren(...data.map((model) => make("option", { value: model.id }, name(model))));
     if (data.some((model) => model.id === preferences.model)) byId("model").value = preferences.model;

@@ -13,7 +13,7 @@ export const WORDS = {
   welcomeText: ["How does the text begin?", "文章如何开头？"],
   welcomeTextText: ["A model that was never taught to chat only continues what it reads. Point at any word that it adds to see what else it considered.",
     "没有学过对话的模型，只会接着读到的文字往下写。指向它写出的任意一处，可以看到它还考虑过什么。"],
-  edit: ["Edit", "修改"], retry: ["Retry", "重试"], goOn: ["Go on", "接着写"],
+  edit: ["Edit", "修改"], retry: ["Retry", "重试"], goOn: ["Go on", "接着写"], inside: ["Look inside", "看看里面"], looking: ["Recording the answer once more …", "正在重新回答并记录……"],
   first: ["first token {0} ms", "首个词元 {0} 毫秒"], speed: ["{0} tokens/s", "{0} 词元/秒"],
   tokens: ["{0} tokens", "{0} 个词元"], prompt: ["prompt {0}", "提示 {0}"], cached: ["prompt {0}, {1} reused", "提示 {0}，复用 {1}"],
   ended_stop: ["ended by itself", "自行结束"], ended_length: ["cut off at its limit", "达到长度上限"],
