@@ -104,7 +104,8 @@ class GenerationBench:
         def lap(known: bool) -> float:
             for _ in range(turns):
                 [answer] = engines[known].generate([(history if known else self._ids(HISTORY)) + self._ids(TURN)], one)
-                assert answer.num_cached_tokens == (HISTORY if known else 0)
+                # By chance a turn begins with the former one's first token, which is then known too.
+                assert HISTORY <= answer.num_cached_tokens <= HISTORY + 2 if known else not answer.num_cached_tokens
             return turns
 
         return take_turns({FRAMEWORK: lambda: lap(True), WHOLE: lambda: lap(False)}, rounds, report=report)
