@@ -83,6 +83,7 @@ def page(runs: Sequence[Run], *, bases: Sequence[Run] = ()) -> str:
         sections.curves(runs),
         *(sections.answers(run) for run in runs),
         sections.samples(runs),
+        sections.recall(runs),
         sections.data(runs),
         sections.settings(runs),
         sections.machine(runs),

@@ -110,6 +110,19 @@ def samples(runs: Sequence[Run]) -> Html:
     return section("samples", note("samples_note"), *parts) if parts else Html("")
 
 
+def recall(runs: Sequence[Run]) -> Html:
+    """What each run that was asked knows by heart, of what it was trained on and of what it never read."""
+    rows = []
+    for run in runs:
+        for key, found in _mapping(run.results.get("recall")).items():
+            right, asked = _mapping(found).get("right"), _mapping(found).get("asked")
+            which = word(key) if key in ("trained_on", "held_out") else key
+            shown = Html(f"{count(right)} {word('of')} {count(asked)}")
+            rows.append((run.name, which, shown, figure(_mapping(found).get("loss"))))
+    names = ("run", "source", "lines_right", "loss_each")
+    return section("recall", note("recall_note"), table([word(name) for name in names], rows)) if rows else Html("")
+
+
 def answers(run: Run) -> Html:
     """The held-out items of a fine-tuning: scores, and the answers of base and fine-tuned model side by side."""
     results = run.results

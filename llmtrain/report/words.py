@@ -39,6 +39,15 @@ WORDS: dict[str, tuple[str, str]] = {
         "训练过程中，同样的开头、同样的随机种子。粗体为开头。",
     ),
     "at_the_end": ("at the end", "训练结束后"),
+    "recall": ("By heart", "背诵"),
+    "recall_note": (
+        "Asked for the next line, given those before it. What is right in the text that it was trained on, and only "
+        "there, is memory, not skill.",
+        "给出前面各行，问下一行。只在训练过的文本上答得对，那是记忆，不是本领。",
+    ),
+    "trained_on": ("text that it was trained on", "训练过的文本"),
+    "lines_right": ("next lines exactly right", "下一行完全正确"),
+    "loss_each": ("loss, nats per token", "损失（奈特/词元）"),
     "data": ("Data and tokenizer", "数据与分词器"),
     "source": ("source", "来源"),
     "share": ("share of training", "训练占比"),

@@ -49,6 +49,10 @@ def pretrained(folder: Path, *, lr: float = 0.003, steps: int = 20, text: str = 
     (folder / "samples.md").write_text(grown, encoding="utf-8")
     results = {"command": "pretrain", "val_loss": 6.0, "val_bpb": 2.3, "tokens": steps * 1024, "train_seconds": 50.0}
     results["samples"] = [{"prompt": text, "text": " the last word"}]
+    results["recall"] = {
+        "trained_on": {"asked": 1254, "right": 1250, "loss": 0.3},
+        "held_out": {"asked": 32, "right": 0, "loss": 9.5},
+    }
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     facts = {
         "command": "pretrain", "commands": ["llmtrain pretrain optim.lr=0.003"],
@@ -130,6 +134,8 @@ def test_the_figures_are_those_of_the_run(whole):
     assert "20.5 k" in whole.text  # tokens
     assert "2.300" in whole.text  # bits per byte of the finished model
     assert "75.0%" in whole.text
+    assert "1,250 of 共 1,254 0.300" in whole.text  # next lines by heart
+    assert "0 of 共 32 9.500" in whole.text
     assert "one 10" in whole.text
     assert "the last word" in whole.text
     assert "llmtrain pretrain optim.lr=0.003" in whole.text
