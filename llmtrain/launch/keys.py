@@ -125,6 +125,7 @@ _COMMANDS: dict[str, Kind] = {
     "generate_batch_sizes": list_of(COUNT, least=1),
     "generate_compile": SWITCH,
     "generate_requests": COUNT,
+    "peers_python": TEXT,
     "megabytes": number(above=0, most=10**6),
     "memory_megabytes": list_of(number(above=0, most=10**6)),
     "training_memory": list_of(TEXT),

@@ -38,7 +38,13 @@ def run(settings: DictConfig, run_dir: Path) -> dict[str, Any]:
     folders = [settings.runs] if isinstance(settings.runs, str) else list(settings.runs)
     if not folders:
         raise ValueError("runs=[], and report takes run folders: llmtrain report runs/pretrain/latest")
-    file = write_report(folders, settings.out, differs=differs_now)
+    try:
+        file = write_report(folders, settings.out, differs=differs_now)
+    except OSError as error:
+        where = f"runs={folders}" + (f", out={settings.out}" if settings.out else "")
+        raise ValueError(
+            f"{where}: {error.strerror or error}; give folders that can be read, and a file that can be written"
+        ) from None
     logger.info("report: %s", file)
     return {"command": "report", "runs": [str(folder) for folder in folders], "report": str(file)}
 

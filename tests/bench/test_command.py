@@ -139,7 +139,7 @@ def test_what_is_measured_is_what_pretrain_runs(tmp_path, monkeypatch, optimizer
         "model", "data", "tokenizer", "run_dir", "total_steps", "accumulation", "seed", "devices", "num_nodes",
         # Outside of steps, or of no cost in them.
         "tokens_per_byte", "val_every", "checkpoint_every", "keep_last", "sample_every", "sample_prompts", "sampling",
-        "wandb", "resume", "info", "fixed", "accept",
+        "wandb", "resume", "info", "fixed", "accept", "report",
     }  # fmt: skip
     assert {name: value for name, value in given.items() if name not in others} == ours
     assert (setup.micro_batch_size, setup.accumulation) == (batch.micro_batch_size, batch.accumulation)

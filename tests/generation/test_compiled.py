@@ -21,10 +21,11 @@ def test_a_compiled_engine_says_the_same(model, tok):
     assert isinstance(compiled._loop._one_token, CompiledOneToken)
 
 
-def test_what_cannot_be_compiled_is_refused_before_work_starts(model, tok, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
-        with pytest.raises(ValueError, match=r"needs a C\+\+ compiler.*leave compile=true out"):
-            Engine(model, tok, compile=True)
+def test_what_cannot_be_compiled_is_refused_before_work_starts(model, tok):
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.raises(ValueError, match=r"needs a C\+\+ compiler.*leave compile=true out"),
+    ):
+        Engine(model, tok, compile=True)
     with pytest.raises(ValueError, match="compile=true is for a model on a CPU in fp32 or bf16"):
         Engine(model.half(), tok, compile=True)

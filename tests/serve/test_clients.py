@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from llmtrain.generation import SamplingParams
+from llmtrain.serve.conversation import turn_markers
 from llmtrain.tokenizer import render_chat
 
 pytestmark = pytest.mark.medium
@@ -26,12 +27,17 @@ def chat_ids(server, messages):
     return render_chat(messages, server.engine.tokenizer, add_generation_prompt=True)[0]
 
 
+def ends(server):
+    """What ends an answer of a chat besides: the markers of the next turn."""
+    return tuple(turn_markers(server.engine.tokenizer))
+
+
 def test_a_chat_equals_the_engine_alone_and_the_words_of_users_forge_no_role(server):
     answer = server.client().chat.completions.create(
         model="tiny", messages=MESSAGES, seed=5, max_completion_tokens=20, temperature=0.9, extra_body={"top_k": 40}
     )
     ids = chat_ids(server, MESSAGES)
-    alone = expected(server, ids, seed=5, max_new_tokens=20, temperature=0.9, top_k=40)
+    alone = expected(server, ids, seed=5, max_new_tokens=20, temperature=0.9, top_k=40, stop_ids=ends(server))
     choice = answer.choices[0]
     assert (choice.message.content, choice.message.role) == (alone.text, "assistant")
     assert choice.finish_reason == {"stop": "stop", "length": "length"}[alone.finish_reason]
@@ -71,7 +77,7 @@ def test_a_stream_ends_with_the_usage_if_asked_and_always_with_done(server):
 def test_log_probabilities_and_candidates_of_a_chat(server):
     settings = {"model": "tiny", "messages": MESSAGES, "seed": 3, "max_tokens": 8, "logprobs": True, "top_logprobs": 4}
     whole = server.client().chat.completions.create(**settings).choices[0].logprobs.content
-    alone = expected(server, chat_ids(server, MESSAGES), seed=3, max_new_tokens=8)
+    alone = expected(server, chat_ids(server, MESSAGES), seed=3, max_new_tokens=8, stop_ids=ends(server))
     assert [each.logprob for each in whole] == pytest.approx(alone.logprobs, abs=1e-6)
     assert [each.token_id for each in whole] == alone.token_ids
     for each in whole:
@@ -155,7 +161,8 @@ async def one_request(client, number, server):
     tokens, seed = draw.randrange(1, 40), draw.randrange(2**31)
     settings = {"model": "tiny", "max_tokens": tokens, "seed": seed, "temperature": draw.choice([0.0, 0.7, 1.3])}
     streamed = draw.random() < 0.5
-    if draw.random() < 0.5:
+    chat = draw.random() >= 0.5
+    if not chat:
         ids = server.engine.tokenizer.encode(text)
         answer = await client.completions.create(prompt=text, stream=streamed, **settings)
         got = "".join([chunk.choices[0].text async for chunk in answer]) if streamed else answer.choices[0].text
@@ -168,7 +175,10 @@ async def one_request(client, number, server):
             if streamed
             else answer.choices[0].message.content
         )
-    return got, (ids, SamplingParams(max_new_tokens=tokens, seed=seed, temperature=settings["temperature"]))
+    stop_ids = ends(server) if chat else ()
+    return got, (
+        ids, SamplingParams(max_new_tokens=tokens, seed=seed, temperature=settings["temperature"], stop_ids=stop_ids)
+    )  # fmt: skip
 
 
 async def many(server, clients, requests=None, seconds=None):

@@ -717,23 +717,25 @@ def test_every_text_stands_out_from_its_ground(page, theme):
 def test_looking_inside_an_answer_opens_the_inspectors_page(browser, start):
     made = start(max_rows=2)
     made.app.state.server.inside = Inside(made.runner, {})
-    for page in checked(Page(browser, made.url)):
-        page.set("max_tokens", 6)
-        page.ask("Hello <b>there</b>")
-        told = page.answer()
-        [button] = [each for each in page.all(".actions button") if each.text == "Look inside"]
-        button.click()
-        page.until(lambda: len(browser.window_handles) == 2)
-        first, second = browser.window_handles
-        browser.switch_to.window(second)
-        try:
-            page.until(lambda: "/inspect/" in browser.current_url and page.all("h2"))
-            assert page.script("return document.documentElement.scrollWidth <= innerWidth")
-            assert told.rstrip("\N{REPLACEMENT CHARACTER}") in page.script("return document.body.textContent")
-            assert page.script("return window.opener") is None
-        finally:
-            browser.close()
-            browser.switch_to.window(first)
+    page = Page(browser, made.url)
+    page.size(1200, 800)
+    page.open()
+    page.set("max_tokens", 6)
+    page.ask("Hello <b>there</b>")
+    told = page.answer()
+    [button] = [each for each in page.all(".actions button") if each.text == "Look inside"]
+    button.click()
+    page.until(lambda: len(browser.window_handles) == 2)
+    first, second = browser.window_handles
+    browser.switch_to.window(second)
+    try:
+        page.until(lambda: "/inspect/" in browser.current_url and page.all("h2"))
+        assert page.script("return document.documentElement.scrollWidth <= innerWidth")
+        assert told.rstrip("\N{REPLACEMENT CHARACTER}") in page.script("return document.body.textContent")
+        assert page.script("return window.opener") is None
+    finally:
+        browser.close()
+        browser.switch_to.window(first)
 
 
 @pytest.mark.medium
