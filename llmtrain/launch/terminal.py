@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 _OWN_MODULES = ("llmtrain", "__main__")
 # Not for the reader of the screen: what a library will change some day, and what it thinks might be faster.
+_PACKAGE = Path(__file__).parents[1]
 _QUIET_WARNINGS = (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning, ResourceWarning)
 _QUIET_NAMES = ("PossibleUserWarning",)  # Lightning's advice; by name, so as not to import Lightning
 # Warnings of a library about what we do on purpose (the tests prove that it is right) or say ourselves, and better.
@@ -306,7 +307,7 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     text = str(message).strip()
-    ours = "llmtrain" in Path(filename).parts
+    ours = Path(filename).is_relative_to(_PACKAGE)  # a checkout, its .venv inside, is often named llmtrain as well
     quiet = not ours and (issubclass(category, _QUIET_WARNINGS) or category.__name__ in _QUIET_NAMES)
     logging.getLogger("py.warnings").warning(
         "%s:%d: %s: %s", filename, lineno, category.__name__, text, extra={"quiet": quiet, "short": text}

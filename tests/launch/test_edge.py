@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from llmtrain.launch import terminal
 from llmtrain.launch.terminal import visible
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -339,3 +340,10 @@ def test_a_warning_is_said_once_however_often_the_machine_is_looked_at(monkeypat
     assert hardware.resolve_machine("cpu", 1, 1, "bf16").precision == "bf16"
     said = [record.message for record in caplog.records if "no bf16 arithmetic" in record.message]
     assert len(said) == 1
+
+
+def test_a_library_inside_a_checkout_named_llmtrain_is_not_ours(caplog):
+    for file, quiet in (("/home/you/llmtrain/.venv/lib/other.py", True), (terminal.__file__, False)):
+        caplog.clear()
+        terminal._show_warning("old way", FutureWarning, file, 1)
+        assert [record.quiet for record in caplog.records] == [quiet]
