@@ -1,5 +1,7 @@
 """The engine's work beside `transformers` on one model folder: unequal requests, questions with choices, second turns.
 
+Also what it costs the engine itself to be recorded for the inspector, and to have been.
+
 All tokens are ordinary ids at random and every answer has its stated length, so that both sides do the same work
 whatever the model says. Does not know where the folder comes from, nor which marks there are.
 
@@ -19,9 +21,11 @@ from llmtrain.bench.peers import TwinGenerator
 from llmtrain.bench.rounds import Rounds, take_turns
 from llmtrain.checkpoint import load_model_folder
 from llmtrain.generation import Engine, SamplingParams
+from llmtrain.inspector import record
 from llmtrain.model import build_model
 
 FRAMEWORK, TWIN, FLOOR, WHOLE = "llmtrain", "transformers", "its matrix products", "reading it all"
+NEVER, RECORDED = "never recorded", "recorded"
 ROWS = 16  # requests at once
 HISTORY, TURN = 500, 20  # tokens of a conversation so far, and of what is added to it
 SAMPLES = (3, 40)  # prompts and new tokens of the samples in training, as in configs/callbacks/samples.yaml
@@ -131,6 +135,22 @@ class GenerationBench:
             return tokens
 
         return take_turns({FRAMEWORK: ours, FLOOR: products}, rounds, report=report)
+
+    def recording(self, rounds: Rounds, report: Report, *, tokens: int = 256) -> Rounds:
+        """One sampled request: not recorded by an engine that records others, by one that never does, and recorded."""
+        engine, other = self._engine(1, 32 + tokens), self._engine(1, 32 + tokens)
+        settings = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+
+        def plain(engine: Engine) -> float:
+            engine.generate([self._ids(32)], settings)
+            return tokens
+
+        def recorded() -> float:
+            assert len(record(engine, self._ids(32), settings).steps) == tokens
+            return tokens
+
+        sides = {RECORDED: recorded, FRAMEWORK: lambda: plain(engine), NEVER: lambda: plain(other)}
+        return take_turns(sides, rounds, report=report)
 
     def samples(self, rounds: Rounds) -> list[float]:
         """Seconds that a training run stands still while its fixed prompts are sampled once, in each round."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.launch import bench_models
 
 if TYPE_CHECKING:
+    from llmtrain.bench.generating import GenerationBench
     from llmtrain.bench.results import Comparison
     from llmtrain.launch.bench import Bench
 
@@ -105,11 +106,27 @@ def _work(bench: Bench, name: str, folder: Path) -> list[Comparison]:
             compared("second_turn", "a second turn's first token", work.second_turn, generating.WHOLE, "reading it all",
                      "turns/s", 5.0),
         ]  # fmt: skip
+        found += _recording(bench, name, work)
         seconds = work.samples(bench.rounds())
         share = Ratio([60 - 2 * each for each in seconds], [60.0] * len(seconds))
         what = "training with samples twice a minute"
         found.append(Comparison("train_with_samples", what, share, "without", "s of 60", 0.98))
     return found
+
+
+def _recording(bench: Bench, name: str, work: GenerationBench) -> list[Comparison]:
+    """What the inspector costs the engine: nothing for requests that are not recorded."""
+    from llmtrain.bench import generating
+    from llmtrain.bench.results import Comparison
+
+    what = f"{name} fp32, decoding,"
+    rounds = work.recording(bench.rounds(), bench.report(f"{what} recorded and not", "tokens/s"))
+    off = rounds.compare(generating.FRAMEWORK, generating.NEVER)
+    on = rounds.compare(generating.RECORDED, generating.NEVER)
+    return [
+        Comparison("recording_off", f"{what} others recorded,", off, "an engine that never records", "tokens/s", 0.97),
+        Comparison("recording_on", f"{what} recorded,", on, "an engine that never records", "tokens/s"),
+    ]
 
 
 def _random_folder(bench: Bench, shape: str) -> Path:

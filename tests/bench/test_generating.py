@@ -29,6 +29,8 @@ def work(tmp_path_factory):
         ("choices", generating.TWIN),
         ("second_turn", generating.WHOLE),
         ("floor", generating.FLOOR),
+        ("recording", generating.NEVER),
+        ("recording", generating.RECORDED),
     ],
 )
 def test_both_sides_take_their_turns(work, part, other):
