@@ -144,7 +144,7 @@ test: $(STAMP) ## all tests but the long ones
 	@$(TESTS) -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(STAMP) ## the long tests
-	@$(TESTS) -m "slow and not gpu and not alone" $(ARGS); code=$$?; [ $$code = 0 ] || [ $$code = 5 ] || exit $$code
+	@$(TESTS) --no-loadscope-reorder -m "slow and not gpu and not alone" $(ARGS); code=$$?; [ $$code = 0 ] || [ $$code = 5 ] || exit $$code
 	@$(RUN) -m pytest -q -m "slow and not gpu and alone" $(ARGS); code=$$?; [ $$code = 0 ] || [ $$code = 5 ] || exit $$code
 
 test-gpu: $(STAMP) ## what needs a CUDA device, sized for a quarter of an hour

@@ -26,6 +26,11 @@ hypothesis.settings.register_profile("llmtrain", deadline=None)
 hypothesis.settings.load_profile("llmtrain")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The README's commands first: at full size they take twenty minutes, and no worker should end alone with them."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def placement_before_anything() -> None:
     """A process reads once where it stands; strategies that tests set up here change the variables."""

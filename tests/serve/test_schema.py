@@ -46,8 +46,8 @@ def test_the_document_knows_this_servers_models_and_limits(server):
 @pytest.mark.timeout(600)
 def test_schemathesis_finds_nothing(start, tmp_path):
     """Valid requests are answered, invalid ones refused, all in the stated shapes, and none with a 500."""
-    # Room for all that the document allows: what a context or a body can hold is no part of it.
-    server = start(max_length=2**14, limits=Limits(max_tokens=50))
+    # Room for all that the document allows, and for one message too many: a context or a body is no part of it.
+    server = start(max_length=2**14, limits=Limits(max_tokens=50, max_body_bytes=2**24))
     program = [sys.executable, "-c", PROGRAM]
     arguments = ["run", f"{server.url}/openapi.json", "-c", "all", "-n", "200", "--continue-on-failure", "--no-color"]
     settings = ["--no-shrink", "--max-time", "120", "--report-dir", str(tmp_path)]
