@@ -152,6 +152,7 @@ _GGML_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 def load_llama_cpp(wanted: dict[str, Any]) -> tuple[str, Decode]:
     """llama.cpp through its C functions, sampling included; Python only passes the tokens on."""
+    import gguf
     import llama_cpp as api
 
     path = Path(wanted["scratch"]) / f"{wanted['dtype']}.gguf"
@@ -162,7 +163,7 @@ def load_llama_cpp(wanted: dict[str, Any]) -> tuple[str, Decode]:
     settings.n_ctx = settings.n_batch = settings.n_ubatch = wanted["length"]
     settings.n_threads = settings.n_threads_batch = wanted["threads"]
     # The cache in the same precision as the weights, as on the other sides.
-    settings.type_k = settings.type_v = getattr(api, f"GGML_TYPE_{_GGML_TYPES[wanted['dtype']]}")
+    settings.type_k = settings.type_v = int(gguf.GGMLQuantizationType[_GGML_TYPES[wanted["dtype"]]])
     settings.offload_kqv = False
     model = api.llama_model_load_from_file(str(path).encode(), model_settings)
     context = api.llama_init_from_model(model, settings) if model else None

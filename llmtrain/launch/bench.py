@@ -179,7 +179,7 @@ class Bench:
         def show(number: int, rates: Mapping[str, float]) -> None:
             name = f"round {number}/{self.settings.rounds}" if number > 0 else "warming up"
             sides = ", ".join(f"{side} {compact(rate)}" for side, rate in rates.items())
-            logger.info("%s, %s: %s %s", what, name, sides, unit)
+            logger.info("%s, %s: %s %s", what.rstrip(","), name, sides, unit)
 
         return show
 
