@@ -174,6 +174,7 @@ def test_resume_auto_says_that_there_is_nothing_to_go_on_from(tmp_path, caplog):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_real_run_is_not_disturbed_by_what_is_refused(program, tmp_path):
     """One run of two processes: others of its name are refused while it trains; it ends by a signal, and goes on."""

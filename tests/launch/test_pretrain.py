@@ -127,7 +127,7 @@ def test_one_process(program, tmp_path):
         assert chatter not in err
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_stop_on_a_signal_to_one_and_leave_one_folder(program, tmp_path):
     """With an exit code to queue again on; a step is finished and saved first."""

@@ -123,7 +123,7 @@ def wandb_history(run_dir):
                 yield int(items["trainer/global_step"]), name, value
 
 
-@pytest.mark.medium
+@pytest.mark.slow
 def test_a_killed_run_stays_one_run_for_wandb(nursery, tmp_path):
     """Offline, 60 steps, killed at 30, resumed: one id; what comes twice is equal; `metrics.csv` is whole."""
     settings = {"steps": 60, "checkpoint_every": 7, "val_every": 15, "rows": 1, "accumulation": 1}
