@@ -113,7 +113,7 @@ def launch(
         else:
             terminal.say(describe(command, composed, folder.path if folder.kept else None))
         run = run or importlib.import_module(command.module).run
-        if command.takes_overrides:
+        if command.takes_overrides and prepare is None:
             run = partial(run, overrides=list(overrides))
         if command.trains and prepare is None:
             run = partial(run, accept=folder.accept)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.launch import children, multirun
+from llmtrain.launch import children, main, multirun
 from llmtrain.launch.composing import SettingsError
 from llmtrain.launch.sweeps import read_sweep
 from llmtrain.training import placement
@@ -56,6 +56,19 @@ def test_a_comma_belongs_to_text_and_choice_makes_several_of_a_path():
     jobs = sweep("model=choice('/路径 x/a,b',runs/c)", "prompt=a,b").jobs
     assert [job.overrides[0] for job in jobs] == ["model=/路径 x/a,b", "model=runs/c"]
     assert [job.name for job in jobs] == ["model=-路径-x-a,b", "model=runs-c"]
+
+
+@pytest.mark.parametrize("name", [name for name, command in main.COMMANDS.items() if command.takes_overrides])
+def test_a_command_that_is_given_its_arguments_runs_several_times(name, monkeypatch, tmp_path):
+    seen = []
+
+    def run(self, settings, run_dir):
+        seen.extend(settings.runs)
+        return {"command": name}
+
+    monkeypatch.setattr(multirun.Multirun, "run", run)
+    assert main.run_command(main.COMMANDS[name], ["-m", "seed=1,2", f"paths.runs_dir={tmp_path}"]) == 0
+    assert seen == ["seed=1", "seed=2"]
 
 
 def test_long_or_equal_names_are_numbered():
