@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -85,7 +86,7 @@ def compact(value: Any) -> str | None:
 
 def duration(value: Any) -> str | None:
     """6:21 minutes and seconds, 1:02:03 with hours."""
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         return None
     minutes, seconds = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)

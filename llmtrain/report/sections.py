@@ -76,7 +76,7 @@ def _lines(runs: Sequence[Run], columns: Sequence[str], against: str) -> list[Li
     for number, run in enumerate(runs):
         for column in columns:
             held_out = column.startswith("val/")
-            label = letter(number) if len(runs) > 1 and not (held_out and len(columns) > 1) else ""
+            label = letter(number) if len(runs) > 1 else ""
             if len(runs) == 1 and len(columns) > 1:
                 label = "@val@" if held_out else "@train@"
             colour = number + (held_out and len(columns) > 1 and len(runs) == 1)
@@ -92,9 +92,8 @@ def samples(runs: Sequence[Run]) -> Html:
         for step, pairs in run.samples:
             for prompt, text in pairs:
                 grown.setdefault(prompt, []).append((step, text))
-        for each in run.results.get("samples") or []:
-            if isinstance(each, dict):
-                grown.setdefault(str(each.get("prompt")), []).append((word("at_the_end"), str(each.get("text"))))
+        for each in _mappings(run.results.get("samples")):
+            grown.setdefault(str(each.get("prompt")), []).append((word("at_the_end"), str(each.get("text"))))
         if not grown:
             continue
         if len(runs) > 1:
@@ -158,8 +157,17 @@ def _text(value: Any) -> Html:
     return Html(f'<bdi class="said">{html(str(value)[:_LONGEST_TEXT])}</bdi>')
 
 
+# A run's files may be damaged, or of another version: what has not the expected shape is taken for empty.
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in _list(value) if isinstance(each, Mapping)]
 
 
 def stages(runs: Sequence[Run]) -> Html:
@@ -183,7 +191,7 @@ def stages(runs: Sequence[Run]) -> Html:
 
 
 def _data_of(run: Run) -> str:
-    names = [str(each.get("name")) for each in run.facts.get("sources") or []]
+    names = [str(each.get("name")) for each in _mappings(run.facts.get("sources"))]
     return str(run.config.get("data.kind") or ", ".join(names) or "?")
 
 
@@ -196,7 +204,7 @@ def data(runs: Sequence[Run]) -> Html:
         sources = [
             (each.get("name"), _percent(each.get("share")), count(each.get("tokens")), count(each.get("documents")),
              count(each.get("characters")), size(each.get("bytes")))
-            for each in facts.get("sources") or []
+            for each in _mappings(facts.get("sources"))
         ]  # fmt: skip
         if sources:
             names = ("source", "share", "tokens", "documents", "characters", "bytes")
@@ -209,7 +217,7 @@ def data(runs: Sequence[Run]) -> Html:
             ("bytes_per_token", figure(facts.get("bytes_per_token"))),
         ]  # fmt: skip
         lines: list[tuple[Any, Any]] = [(word(key), value) for key, value in pairs if value is not None]
-        longest = tokenizer.get("longest") or []
+        longest = _list(tokenizer.get("longest"))
         if longest:
             pieces = " ".join(f'<code class="piece">{html(piece)}</code>' for piece in longest)
             lines.append((word("longest"), Html(f'<span class="pieces">{pieces}</span>')))
@@ -281,7 +289,7 @@ def again(runs: Sequence[Run]) -> Html:
     """The commands that made the runs."""
     parts: list[str] = []
     for run in runs:
-        commands = [str(each) for each in run.facts.get("commands") or []]
+        commands = [str(each) for each in _list(run.facts.get("commands"))]
         if len(runs) > 1:
             parts.append(f"<h3>{html(run.name)}</h3>")
         if not commands:

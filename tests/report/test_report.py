@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 import math
 import re
@@ -14,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from llmtrain.report import read_run, write_report
+from llmtrain.report import read_run, sections, write_report
 from llmtrain.report.charts import Line, chart, thin
+from llmtrain.report.page import page
 from llmtrain.report.words import WORDS
 
 HOSTILE = (
@@ -216,6 +219,39 @@ def test_a_report_replaces_the_former_one_whole(tmp_path, monkeypatch):
         write_report([run])
     assert file.read_bytes() == former
     assert [each.name for each in run.glob(".*")] == []
+
+
+def places(value, path=()):
+    """Where something stands in plain JSON: keys and numbers."""
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "finetune"])
+@pytest.mark.parametrize("wrong", [None, "<x>", [], [1], {}, {"a": 1}, 5, math.inf], ids=repr)
+def test_files_of_another_shape_leave_a_page_all_the_same(kind, wrong, tmp_path, monkeypatch):
+    monkeypatch.setattr(sections, "curves", lambda runs: "")  # slow, and of figures only
+    run = pretrained(tmp_path / "base")
+    if kind == "finetune":
+        run = finetuned(tmp_path / "tuned", run)
+    read = read_run(run)
+    for name in ("facts", "results"):
+        for path in list(places(getattr(read, name)))[1:]:
+            changed = copy.deepcopy(getattr(read, name))
+            *above, last = path
+            inner = changed
+            for key in above:
+                inner = inner[key]
+            inner[last] = wrong
+            assert "</html>" in page([dataclasses.replace(read, **{name: changed})]), path
+
+
+def test_the_held_out_curve_of_each_of_several_runs_has_its_letter(tmp_path):
+    runs = [read_run(pretrained(tmp_path / name, lr=lr)) for name, lr in (("one", 0.1), ("two", 0.2))]
+    loss = sections.curves(runs).split("</figure>")[0]
+    assert [len(re.findall(f">{letter}<", loss)) for letter in "AB"] == [2, 2]  # training, and held out
 
 
 def test_long_curves_keep_their_spikes():
