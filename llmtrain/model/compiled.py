@@ -56,5 +56,7 @@ class CompiledOneToken(OneToken):
         torch._dynamo.mark_dynamic(place.mask, 2)
         if len(tokens) > 1:
             for each in (tokens, *place):
-                torch._dynamo.mark_dynamic(each, 0)
+                # "Maybe": where a way of calculating is for one number of rows only, such as 16 of a cache with 16,
+                # torch finds that out, and would call it an error.
+                torch._dynamo.maybe_mark_dynamic(each, 0)
         return self._compiled(tokens, place, keys, values)
