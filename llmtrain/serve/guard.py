@@ -90,13 +90,18 @@ async def send_error(error: ApiError, send: Send) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+_READ_ON = 8
+"""So many times the most bytes are read, and thrown away, before a connection is closed on a client that still sends: it
+would see its connection break and not the answer."""
+
+
 async def read_body(headers: Any, receive: Receive, most: int) -> bytes:
     """The whole body of a request.
 
     Args:
         headers: Its headers.
         receive: ASGI's.
-        most: The most bytes that are read.
+        most: The most bytes that it may have, and that are ever held.
 
     Raises:
         ApiError: It is larger, or not said to be JSON (which a form on another site could not do).
@@ -105,7 +110,7 @@ async def read_body(headers: Any, receive: Receive, most: int) -> bytes:
     if kind != "application/json":
         raise ApiError(415, "send the body as application/json", code="content_type")
     length = headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > most:
+    if length.isdecimal() and int(length[:20]) > _READ_ON * most:
         raise _too_large(most)
     parts: list[bytes] = []
     size = 0
@@ -115,10 +120,14 @@ async def read_body(headers: Any, receive: Receive, most: int) -> bytes:
             raise ApiError(400, "the client left before its request was read")
         part = message.get("body", b"")
         size += len(part)
+        whole = not message.get("more_body")
         if size > most:
-            raise _too_large(most)
+            parts.clear()
+            if whole or size > _READ_ON * most:
+                raise _too_large(most)
+            continue
         parts.append(part)
-        if not message.get("more_body"):
+        if whole:
             return b"".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import socket
@@ -11,6 +12,8 @@ import openai
 import pytest
 
 from llmtrain.serve.app import Limits
+from llmtrain.serve.guard import read_body
+from llmtrain.serve.schema import ApiError
 
 pytestmark = pytest.mark.medium
 JSON = {"content-type": "application/json"}
@@ -155,6 +158,23 @@ def test_a_body_that_is_too_large_or_no_json_is_not_read(server):
     assert refused(httpx.post(server.url + TEXT, content=pieces(), headers=JSON), 413)["code"] == "body_too_large"
     assert refused(httpx.post(server.url + TEXT, content=b"{}", headers={"content-type": "text/plain"}), 415)
     assert refused(httpx.post(server.url + TEXT, data={"prompt": "a"}), 415)
+
+
+@pytest.mark.parametrize("length", [None, "300"])
+@pytest.mark.parametrize(("pieces", "read"), [(30, 30), (1000, 81)])
+def test_a_client_may_send_all_of_a_body_that_is_too_large(length, pieces, read):
+    """Closing on it while it sends would break its connection before it sees the answer; there is an end to it, too."""
+    calls = 0
+
+    async def receive():
+        nonlocal calls
+        calls += 1
+        return {"type": "http.request", "body": b"a" * 10, "more_body": calls < pieces}
+
+    with pytest.raises(ApiError, match="larger than 100 bytes") as error:
+        asyncio.run(read_body(JSON | ({"content-length": length} if length else {}), receive, 100))
+    assert error.value.status == 413
+    assert calls == read
 
 
 PATHS = [
