@@ -91,8 +91,8 @@ async def send_error(error: ApiError, send: Send) -> None:
 
 
 _READ_ON = 8
-"""So many times the most bytes are read, and thrown away, before a connection is closed on a client that still sends: it
-would see its connection break and not the answer."""
+"""So many times the most bytes are read, and thrown away, before the connection is closed on a client that still
+sends: it would see its connection break and not the answer."""
 
 
 async def read_body(headers: Any, receive: Receive, most: int) -> bytes:
